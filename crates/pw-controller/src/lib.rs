@@ -1,0 +1,1 @@
+//! The shell around the controller's core: core thread, worker registry, status.

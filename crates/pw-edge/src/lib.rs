@@ -1,0 +1,1 @@
+//! The client edge: the IFRT proxy gRPC service and the host-buffer store.

@@ -1,0 +1,1 @@
+//! The worker's core: device queues, buffer table, transfer progress. Pure.

@@ -1,0 +1,1 @@
+//! Control streams and bulk data plane over TCP: framing, sequence numbers.

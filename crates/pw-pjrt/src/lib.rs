@@ -1,0 +1,1 @@
+//! PJRT C API: structs, dlopen, safe handles, extensions.

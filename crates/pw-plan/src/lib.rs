@@ -1,0 +1,1 @@
+//! Pure planning: shard maps from shardings.

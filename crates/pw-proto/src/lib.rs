@@ -1,0 +1,1 @@
+//! Generated messages and the conversions between wire types and ours.

@@ -1,0 +1,1 @@
+//! Shared vocabulary: ids, topology, dtypes, shapes, shardings, requests, commands, reports, faults.

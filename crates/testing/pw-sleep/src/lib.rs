@@ -1,0 +1,1 @@
+//! Test-only shared library with the pw.sleep_us FFI target.
