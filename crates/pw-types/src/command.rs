@@ -1,0 +1,168 @@
+//! What the controller orders a worker to do. Commands of one worker form one sequence, a subsequence of the
+//! grant order (invariant A4); device indices are positions in the worker's own device list.
+
+use bytes::Bytes;
+
+use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, RunId, SessionId, ShardId};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Compile in the child process, store in the cache, report. Does not load.
+    Compile(CompileCommand),
+    /// Load a compiled program from the cache into the serving process.
+    Load {
+        executable: ExecutableId,
+        fingerprint: Bytes,
+    },
+    /// Forget a loaded program once its last launch is done.
+    Unload {
+        executable: ExecutableId,
+    },
+    Launch(Launch),
+    Copy(CopyShards),
+    HostWrite(HostWrite),
+    HostRead(HostRead),
+    /// Drop these backings behind their last use.
+    Free {
+        buffers: Vec<BufferId>,
+    },
+    /// Members of these runs that have not started are skipped; their outputs become error buffers.
+    Cancel {
+        runs: Vec<RunId>,
+    },
+    /// Ask the plugin for the layout it gives an array of this shape.
+    DefaultLayout {
+        query: u64,
+        dtype: DType,
+        dims: Dims,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CompileCommand {
+    pub executable: ExecutableId,
+    pub program: Bytes,
+    pub options: Bytes,
+    /// Execution order: for each replica, for each partition.
+    pub devices: Vec<u32>,
+    pub replicas: u32,
+    pub partitions: u32,
+}
+
+/// Order of a command that is a node of the graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeOrder {
+    pub run: RunId,
+    pub seq: GrantSeq,
+    /// The node before it on this host; the chain is checked.
+    pub previous: GrantSeq,
+    pub session: SessionId,
+}
+
+/// One sharded computation on the local devices of the executable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launch {
+    pub order: NodeOrder,
+    pub executable: ExecutableId,
+    pub arguments: Vec<Argument>,
+    pub launch_id: i32,
+}
+
+/// One argument: its shards in the executable's device order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Argument {
+    pub segments: Vec<Segment>,
+    /// Nobody else owns the backing: the plugin may reuse it.
+    pub donate: bool,
+}
+
+/// Shards `first .. first + count` of a backing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Segment {
+    pub buffer: BufferId,
+    pub first: u32,
+    pub count: u32,
+}
+
+/// Copies shards between local devices or memory kinds. Shard `i` of output 0 is `items[i]`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyShards {
+    pub order: NodeOrder,
+    pub items: Vec<CopyItem>,
+    /// `None` = the device's default memory.
+    pub memory_kind: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyItem {
+    pub source: ShardId,
+    pub device: u32,
+}
+
+/// Makes device buffers out of host bytes that come over the data plane. Shard `i` of output 0 is the target
+/// with `shard == i`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostWrite {
+    pub order: NodeOrder,
+    pub sources: Vec<HostWriteSource>,
+    pub memory_kind: Option<String>,
+    /// Number of shards of the output.
+    pub shards: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostWriteSource {
+    /// Key of the bytes on the data plane, together with the session.
+    pub buffer: Handle,
+    pub dtype: DType,
+    pub dims: Dims,
+    pub byte_strides: Option<Vec<i64>>,
+    pub targets: Vec<HostWriteTarget>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostWriteTarget {
+    pub shard: u32,
+    pub device: u32,
+    /// The part of the source that this device gets; `None` = all of it.
+    pub region: Option<Region>,
+}
+
+/// A box inside an array.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Region {
+    pub start: Dims,
+    pub dims: Dims,
+}
+
+/// Sends an array's bytes to the edge under (session, `buffer`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostRead {
+    pub order: NodeOrder,
+    pub buffer: Handle,
+    pub dtype: DType,
+    /// Dimensions of the whole.
+    pub dims: Dims,
+    pub byte_strides: Option<Vec<i64>>,
+    pub pieces: Vec<HostReadPiece>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostReadPiece {
+    pub source: ShardId,
+    /// Where it lies in the whole; `None` = it is the whole.
+    pub region: Option<Region>,
+}
+
+impl Command {
+    /// The order of commands that are nodes; `None` for the others.
+    pub fn order(&self) -> Option<NodeOrder> {
+        match self {
+            Command::Launch(c) => Some(c.order),
+            Command::Copy(c) => Some(c.order),
+            Command::HostWrite(c) => Some(c.order),
+            Command::HostRead(c) => Some(c.order),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What a worker tells the controller.
+
+use std::sync::Arc;
+
+use crate::{CompileReport, ExecutableId, RunId, Status};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Report {
+    Compiled {
+        executable: ExecutableId,
+        result: Result<Arc<CompileReport>, Status>,
+    },
+    Loaded {
+        executable: ExecutableId,
+        result: Result<(), Status>,
+    },
+    /// All local members of a run are done, or it failed; its outputs are then ready or poisoned here.
+    Finished {
+        run: RunId,
+        /// Longest over the local devices of (ready − max(previous ready, launch)); 0 for transfers.
+        device_ns: u64,
+        result: Result<(), Status>,
+    },
+    DefaultLayout {
+        query: u64,
+        result: Result<String, Status>,
+    },
+    /// The worker's own ledger, bytes per device.
+    Memory {
+        bytes_in_use: Vec<u64>,
+    },
+}
