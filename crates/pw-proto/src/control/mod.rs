@@ -1,0 +1,1 @@
+//! The messages of our own protocol, `proto/control.proto`.

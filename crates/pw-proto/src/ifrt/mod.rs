@@ -1,0 +1,1 @@
+//! The client protocol: IFRT proxy.
