@@ -1,0 +1,1 @@
+//! Round trips of every variant; decoding of damaged and random bytes.
