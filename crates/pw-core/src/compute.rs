@@ -1,0 +1,335 @@
+//! Compile, metadata and Execute: from a request to a node whose outputs are promised.
+
+use std::sync::Arc;
+
+use pw_types::{
+    BufferId, Code, Command, CompileCommand, CompileReply, CompileReport, CompileRequest, DType, Dims, ExecutableId, ExecuteOutput,
+    ExecuteReply, ExecuteRequest, Handle, Reply, Status, VirtualDeviceId,
+};
+use smallvec::{SmallVec, smallvec};
+
+use crate::directory::{Array, Backing, BackingKey, BackingState, Piece};
+use crate::executables::{CompileKey, ExecutableState};
+use crate::graph::{Node, Work};
+use crate::session::{Pending, SessionExecutable, StatusHandle};
+use crate::{Core, Effect, Effects, LayoutAnswer, UNKNOWN_ESTIMATE_NS};
+
+impl Core {
+    pub(crate) fn compile(&mut self, at: Pending, request: CompileRequest, fx: &mut Effects) {
+        let session = &self.sessions[&at.session];
+        let expected = u64::from(request.replicas) * u64::from(request.partitions);
+        if request.devices.len() as u64 != expected {
+            let text = format!("the device assignment names {} devices for {expected}", request.devices.len());
+            return self.answer(at, Err(Status::invalid(text)), fx);
+        }
+        let placed = session.device_keys(&request.devices).and_then(|keys| {
+            let slot = self.one_worker("a program", &keys)?;
+            Ok((keys, slot, self.alive_worker(slot)?))
+        });
+        let (keys, slot, incarnation) = match placed {
+            Ok(placed) => placed,
+            Err(status) => return self.answer(at, Err(status), fx),
+        };
+        let devices: Arc<[VirtualDeviceId]> = Arc::from(request.devices.as_slice());
+        let key = CompileKey { program: request.program, options: request.options, devices: keys.clone() };
+        let id = match self.executables.find(&key) {
+            Some(id) => id,
+            None => {
+                let id = self.executables.insert(key.clone(), slot, incarnation, UNKNOWN_ESTIMATE_NS);
+                let command = Command::Compile(CompileCommand {
+                    executable: id,
+                    program: key.program,
+                    options: key.options,
+                    devices: keys.iter().map(|&k| self.members.index_of(k)).collect(),
+                    replicas: request.replicas,
+                    partitions: request.partitions,
+                });
+                fx.list.push(Effect::Send { slot, incarnation, command });
+                id
+            }
+        };
+        let entry = self.executables.get_mut(id).expect("just found or made");
+        match &mut entry.state {
+            ExecutableState::Compiling(waiting) => waiting.push((at, devices)),
+            ExecutableState::Failed(status) => {
+                let status = (**status).clone();
+                self.answer(at, Err(status), fx)
+            }
+            ExecutableState::Loading | ExecutableState::Loaded => self.name_executable(at, id, devices, fx),
+        }
+    }
+
+    /// Gives a session its handle of a compiled program.
+    fn name_executable(&mut self, at: Pending, id: ExecutableId, devices: Arc<[VirtualDeviceId]>, fx: &mut Effects) {
+        let report = self.executables.get(id).and_then(|e| e.report.clone()).expect("a compiled program has a report");
+        let Some(session) = self.sessions.get_mut(&at.session) else { return };
+        let executable = session.server_handle();
+        session.executables.insert(executable, SessionExecutable { id, devices: devices.clone() });
+        self.executables.retain(id);
+        let reply =
+            CompileReply { executable, name: report.name.clone(), devices: devices.to_vec(), fingerprint: report.fingerprint.clone() };
+        self.answer(at, Ok(Reply::Compile(reply)), fx)
+    }
+
+    pub(crate) fn compiled(&mut self, id: ExecutableId, result: Result<Arc<CompileReport>, Status>, fx: &mut Effects) {
+        let Some(entry) = self.executables.get_mut(id) else { return };
+        let ExecutableState::Compiling(waiting) = &mut entry.state else { return };
+        let waiting = std::mem::take(waiting);
+        let (slot, incarnation) = (entry.slot, entry.incarnation);
+        match result {
+            Err(status) => {
+                self.executables.forget(id);
+                for (at, _) in waiting {
+                    self.answer(at, Err(status.clone()), fx);
+                }
+            }
+            Ok(report) => {
+                let fingerprint = report.fingerprint.clone();
+                let kind = self.members.worker(slot).map(|w| w.info.devices[0].default_memory_kind.clone()).unwrap_or_default();
+                self.executables.compiled(id, report, &kind);
+                fx.list.push(Effect::Send { slot, incarnation, command: Command::Load { executable: id, fingerprint } });
+                self.executables.retain(id);
+                for (at, devices) in waiting {
+                    if self.sessions.contains_key(&at.session) {
+                        self.name_executable(at, id, devices, fx);
+                    }
+                }
+                self.release_executable(id, fx);
+            }
+        }
+    }
+
+    pub(crate) fn executable_metadata(&self, at: Pending, handle: Handle, fx: &mut Effects) {
+        let result = match self.sessions[&at.session].executables.get(&handle) {
+            None => Err(Status::not_found(format!("executable handle {handle} does not exist"))),
+            Some(named) => match self.executables.get(named.id) {
+                Some(entry) => Ok(Reply::ExecutableMetadata(entry.report.clone().expect("a named program is compiled"))),
+                None => Err(Status::new(Code::Unavailable, "the program is no longer loaded")),
+            },
+        };
+        self.answer(at, result, fx)
+    }
+
+    pub(crate) fn destruct_executable(&mut self, at: Pending, handle: Handle, fx: &mut Effects) {
+        let session = self.sessions.get_mut(&at.session).expect("the request's session");
+        let result = match session.executables.remove(&handle) {
+            Some(named) => {
+                self.release_executable(named.id, fx);
+                Ok(Reply::DestructExecutable)
+            }
+            None => Err(Status::not_found(format!("executable handle {handle} does not exist"))),
+        };
+        self.answer(at, result, fx)
+    }
+
+    pub(crate) fn execute(&mut self, at: Pending, bytes: u32, request: ExecuteRequest, fx: &mut Effects) {
+        let results = request.results.clone();
+        let donated = self.donated_handles(at, &request);
+        if let Err(status) = self.try_execute(at, bytes, request, fx) {
+            // Arguments given to a failed run count as deleted at the client.
+            if !results.is_empty() {
+                donated.iter().for_each(|&h| self.mark_deleted(at, h, fx));
+            }
+            self.fail(at, &results, status, fx);
+        }
+    }
+
+    /// The argument handles that the client gives away with this run.
+    fn donated_handles(&self, at: Pending, request: &ExecuteRequest) -> SmallVec<[Handle; 4]> {
+        let report = self.sessions[&at.session]
+            .executables
+            .get(&request.executable)
+            .and_then(|n| self.executables.get(n.id))
+            .and_then(|e| e.report.as_ref());
+        let Some(report) = report else { return SmallVec::new() };
+        let given = report.donated.iter().filter(|i| !request.non_donatable.contains(i));
+        given.filter_map(|&i| request.arguments.get(i as usize).copied()).collect()
+    }
+
+    fn try_execute(&mut self, at: Pending, bytes: u32, request: ExecuteRequest, fx: &mut Effects) -> Result<(), Arc<Status>> {
+        let named = self.sessions[&at.session].executables.get(&request.executable).cloned();
+        let named = named.ok_or_else(|| Arc::new(Status::not_found(format!("executable handle {} does not exist", request.executable))))?;
+        let entry = self.executables.get(named.id).ok_or_else(|| Arc::new(Status::internal("the program is not in the compile table")))?;
+        if let ExecutableState::Failed(status) = &entry.state {
+            return Err(status.clone());
+        }
+        let report = entry.report.clone().expect("a named program is compiled");
+        let label = entry.label.clone();
+        let plans = entry.outputs.clone();
+        let keys = entry.key.devices.clone();
+        if request.arguments.len() != report.parameters.len() {
+            let text = format!("{label} takes {} arguments, {} were given", report.parameters.len(), request.arguments.len());
+            return Err(Arc::new(Status::invalid(text)));
+        }
+        let first = request.results.is_empty() && !plans.is_empty();
+        if !first && request.results.len() != plans.len() {
+            let text = format!("{label} has {} results, {} handles were given", plans.len(), request.results.len());
+            return Err(Arc::new(Status::invalid(text)));
+        }
+        let donated: SmallVec<[u32; 4]> = report.donated.iter().copied().filter(|i| !request.non_donatable.contains(i)).collect();
+
+        let mut arguments: Vec<(SmallVec<[Piece; 1]>, bool)> = Vec::with_capacity(request.arguments.len());
+        let mut inputs: SmallVec<[BackingKey; 4]> = SmallVec::new();
+        for (index, (&handle, parameter)) in request.arguments.iter().zip(&report.parameters).enumerate() {
+            let array = match self.resolve(at, handle) {
+                Ok(array) => array,
+                Err(status) => {
+                    self.release_inputs(&inputs, fx);
+                    return Err(status);
+                }
+            };
+            if let Some(text) = mismatch(array, parameter) {
+                self.release_inputs(&inputs, fx);
+                return Err(Arc::new(Status::invalid(format!("argument {index} of {label}: {text}"))));
+            }
+            let pieces = if Arc::ptr_eq(&array.devices, &named.devices) || array.devices == named.devices {
+                array.pieces.clone()
+            } else {
+                // JAX may send arguments that still lie on another mesh; they are moved, a plugin never sees them.
+                match self.moved_argument(at, handle, &named.devices, fx) {
+                    Ok(pieces) => pieces,
+                    Err(status) => {
+                        self.release_inputs(&inputs, fx);
+                        let text = format!("argument {index} of {label} lies on other devices: {}", status.message);
+                        return Err(Arc::new(Status { message: text, ..(*status).clone() }));
+                    }
+                }
+            };
+            for piece in &pieces {
+                self.directory.backings[piece.backing].queued_refs += 1;
+                inputs.push(piece.backing);
+            }
+            arguments.push((pieces, donated.contains(&(index as u32))));
+        }
+
+        let run = self.peek_run();
+        let mut outputs: SmallVec<[BackingKey; 2]> = SmallVec::new();
+        let mut specs = Vec::with_capacity(if first { plans.len() } else { 0 });
+        for (index, plan) in plans.iter().enumerate() {
+            let key = self.directory.backings.insert(Backing {
+                id: BufferId { run, output: index as u32 },
+                state: BackingState::Promised,
+                granted: false,
+                handle_refs: 0,
+                queued_refs: 0,
+                owner: at.session,
+                label: label.clone(),
+                dtype: plan.dtype,
+                shard_dims: plan.shard_dims.clone(),
+                devices: keys.clone(),
+                hosts: SmallVec::new(),
+                ledger_bytes: plan.ledger_bytes,
+                counted: false,
+            });
+            outputs.push(key);
+        }
+        for handle in request.arguments.iter().enumerate().filter(|(i, _)| donated.contains(&(*i as u32))).map(|(_, &h)| h) {
+            self.mark_deleted(at, handle, fx);
+        }
+        for (index, plan) in plans.iter().enumerate() {
+            let handle = if first {
+                self.sessions.get_mut(&at.session).expect("the request's session").server_handle()
+            } else {
+                request.results[index]
+            };
+            let array = Array {
+                dtype: plan.dtype,
+                dims: plan.dims.clone(),
+                partition: plan.partition.clone(),
+                memory_kind: plan.memory_kind.clone(),
+                devices: named.devices.clone(),
+                pieces: smallvec![Piece { backing: outputs[index], first: 0, count: keys.len() as u32 }],
+            };
+            self.put_array(at, handle, array, fx);
+            if first {
+                let value = &report.outputs[index];
+                specs.push(ExecuteOutput {
+                    array: handle,
+                    dtype: value.dtype,
+                    dims: value.dims.clone(),
+                    op_sharding: value.op_sharding.clone(),
+                    devices: named.devices.clone(),
+                    memory_kind: value.memory_kind.clone(),
+                });
+            }
+        }
+        let mut node = Node::new(at.session, Work::Launch { executable: named.id, arguments, launch_id: request.launch_id }, keys, bytes);
+        node.inputs = inputs;
+        node.outputs = outputs;
+        let mut status = Handle(0);
+        if request.fill_status {
+            let session = self.sessions.get_mut(&at.session).expect("the request's session");
+            status = if request.status.0 != 0 { request.status } else { session.server_handle() };
+            session.statuses.insert(status, StatusHandle::Pending);
+            node.status = Some(status);
+        }
+        self.executables.retain(named.id);
+        self.enqueue(node);
+        self.answer(at, Ok(Reply::Execute(ExecuteReply { status, outputs: specs })), fx);
+        Ok(())
+    }
+
+    fn release_inputs(&mut self, inputs: &[BackingKey], fx: &mut Effects) {
+        for &key in inputs {
+            self.drop_queued_ref(key, fx);
+        }
+    }
+
+    /// Copies an argument to the executable's devices; the copy lives as long as this run needs it.
+    fn moved_argument(
+        &mut self,
+        at: Pending,
+        handle: Handle,
+        devices: &Arc<[VirtualDeviceId]>,
+        fx: &mut Effects,
+    ) -> Result<SmallVec<[Piece; 1]>, Arc<Status>> {
+        let array = self.resolve(at, handle)?.clone();
+        if array.shards() != devices.len() {
+            let text = format!("it has {} shards, the program runs on {} devices", array.shards(), devices.len());
+            return Err(Arc::new(Status::invalid(text)));
+        }
+        let kind = array.memory_kind.clone();
+        let moved = self.copy_to(at, 0, &array, devices.clone(), kind, pw_types::CopySemantics::ReuseInput, fx)?;
+        Ok(moved.pieces)
+    }
+
+    pub(crate) fn default_layout(&mut self, at: Pending, dtype: DType, dims: Dims, device: VirtualDeviceId, fx: &mut Effects) {
+        let placed = self.sessions[&at.session].device(device).and_then(|key| {
+            let slot = self.members.slot_of(key);
+            Ok((slot, self.alive_worker(slot)?))
+        });
+        let (slot, incarnation) = match placed {
+            Ok(placed) => placed,
+            Err(status) => return self.answer(at, Err(status), fx),
+        };
+        match self.layouts.get_mut(&(dtype, dims.clone())) {
+            Some(LayoutAnswer::Known(layout)) => {
+                let layout = layout.clone();
+                self.answer(at, Ok(Reply::DefaultLayout(layout)), fx)
+            }
+            Some(LayoutAnswer::Asked(waiting)) => waiting.push(at),
+            None => {
+                self.next_layout_query += 1;
+                let query = self.next_layout_query;
+                self.layouts.insert((dtype, dims.clone()), LayoutAnswer::Asked(smallvec![at]));
+                self.layout_queries.insert(query, (dtype, dims.clone()));
+                fx.list.push(Effect::Send { slot, incarnation, command: Command::DefaultLayout { query, dtype, dims } });
+            }
+        }
+    }
+}
+
+/// Why an array cannot be this argument; `None` = it can. The worker checks the shards again.
+fn mismatch(array: &Array, parameter: &pw_types::ValueSpec) -> Option<String> {
+    if parameter.dtype == DType::Token {
+        return (!matches!(array.dtype, DType::Token | DType::Pred)).then(|| format!("a token is wanted, {:?} was given", array.dtype));
+    }
+    if array.dtype != parameter.dtype || array.dims[..] != parameter.dims[..] {
+        return Some(format!(
+            "{} is wanted, {} was given",
+            pw_types::dtype::describe(parameter.dtype, &parameter.dims),
+            pw_types::dtype::describe(array.dtype, &array.dims)
+        ));
+    }
+    None
+}

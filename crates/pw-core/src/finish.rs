@@ -1,0 +1,220 @@
+//! The end of a node: its outputs become ready or poisoned, and who waits is answered, exactly once (invariant A9).
+
+use std::sync::Arc;
+
+use pw_types::{Handle, HostSlot, Incarnation, Reply, Report, RunId, Status};
+
+use crate::directory::{BackingState, Entry};
+use crate::executables::ExecutableState;
+use crate::graph::{Node, NodeState, Waiter, Work};
+use crate::session::{Pending, StatusHandle};
+use crate::{Core, Effects, LayoutAnswer};
+
+impl Core {
+    /// What a worker says. A report about something forgotten is recognised by its id and ignored.
+    pub(crate) fn report(&mut self, slot: HostSlot, incarnation: Incarnation, report: Report, fx: &mut Effects) {
+        if !self.members.worker(slot).is_some_and(|w| w.alive && w.incarnation == incarnation) {
+            return;
+        }
+        match report {
+            Report::Finished { run, device_ns, result } => self.run_finished(slot, incarnation, run, device_ns, result, fx),
+            Report::Compiled { executable, result } => self.compiled(executable, result, fx),
+            Report::Loaded { executable, result } => {
+                if let Some(entry) = self.executables.get_mut(executable) {
+                    entry.state = match result {
+                        Ok(()) => ExecutableState::Loaded,
+                        Err(status) => ExecutableState::Failed(Arc::new(status)),
+                    };
+                    if matches!(entry.state, ExecutableState::Failed(_)) {
+                        self.executables.forget_key(executable);
+                    }
+                    self.dirty = true;
+                }
+            }
+            Report::DefaultLayout { query, result } => {
+                let Some(key) = self.layout_queries.remove(&query) else { return };
+                let answer = match &result {
+                    Ok(layout) => self.layouts.insert(key, LayoutAnswer::Known(layout.clone())),
+                    Err(_) => self.layouts.remove(&key),
+                };
+                if let Some(LayoutAnswer::Asked(waiting)) = answer {
+                    for at in waiting {
+                        self.answer(at, result.clone().map(Reply::DefaultLayout), fx);
+                    }
+                }
+            }
+            Report::Memory { bytes_in_use } => {
+                let worker = &mut self.members.workers[slot.0 as usize];
+                if bytes_in_use.len() == worker.devices.len() {
+                    worker.bytes_in_use = bytes_in_use;
+                }
+            }
+        }
+    }
+
+    fn run_finished(
+        &mut self,
+        slot: HostSlot,
+        incarnation: Incarnation,
+        run: RunId,
+        device_ns: u64,
+        result: Result<(), Status>,
+        fx: &mut Effects,
+    ) {
+        let Some(node) = self.nodes.get_mut(&run) else { return };
+        let NodeState::Granted { hosts } = &mut node.state else { return };
+        let before = hosts.len();
+        hosts.retain(|h| *h != (slot, incarnation));
+        if hosts.len() == before {
+            return;
+        }
+        let last = hosts.is_empty();
+        if let Err(status) = result
+            && node.fault.is_none()
+        {
+            node.fault = Some(Arc::new(status));
+        }
+        self.members.workers[slot.0 as usize].granted -= 1;
+        if last {
+            self.finish(run, Some(device_ns), fx);
+        }
+    }
+
+    /// Ends a granted node. `device_ns` = measured device time, if it ran.
+    pub(crate) fn finish(&mut self, run: RunId, device_ns: Option<u64>, fx: &mut Effects) {
+        let mut node = self.nodes.remove(&run).expect("the caller has it");
+        self.dirty = true;
+        if let Some(session) = self.sessions.get_mut(&node.session) {
+            session.running -= 1;
+        }
+        if let Work::Launch { executable, .. } = node.work {
+            for &device in node.devices.iter() {
+                let state = &mut self.members.devices[device as usize];
+                // A worker that came back starts with an empty window.
+                state.window_ns = state.window_ns.saturating_sub(node.cost_ns);
+                state.window_gangs = state.window_gangs.saturating_sub(1);
+            }
+            let measured = device_ns.filter(|_| node.fault.is_none());
+            if let Some(session) = self.sessions.get_mut(&node.session) {
+                let actual = measured.unwrap_or(0);
+                session.device_ns += actual;
+                let weight = session.weight();
+                session.virtual_ns = (session.virtual_ns + actual * 1024 / weight).saturating_sub(node.cost_ns * 1024 / weight);
+            }
+            if let (Some(ns), Some(entry)) = (measured, self.executables.get_mut(executable)) {
+                entry.measure(ns);
+            }
+            self.release_executable(executable, fx);
+        }
+        if let Work::HostWrite { buffers, .. } = &node.work
+            && let Some(session) = self.sessions.get_mut(&node.session)
+        {
+            for (buffer, _) in buffers {
+                session.uploads.remove(buffer);
+            }
+        }
+        let result = match node.fault.take() {
+            None => Ok(()),
+            Some(fault) => Err(fault),
+        };
+        self.settle(&mut node, result, fx);
+    }
+
+    /// Decides the outputs of a node that is out of the graph, and answers its waiters.
+    pub(crate) fn settle(&mut self, node: &mut Node, result: Result<(), Arc<Status>>, fx: &mut Effects) {
+        for &key in &node.outputs {
+            let Some(backing) = self.directory.backings.get_mut(key) else { continue };
+            if matches!(backing.state, BackingState::Promised) {
+                backing.state = match &result {
+                    Ok(()) => BackingState::Ready,
+                    Err(fault) => BackingState::Poisoned(fault.clone()),
+                };
+            }
+            backing.granted = true;
+            if result.is_err() {
+                self.unreserve(key);
+            }
+            self.free_if_unused(key, fx);
+        }
+        for &key in &node.waiters {
+            match &result {
+                Ok(()) => {
+                    let Some(waiter) = self.waiters.get_mut(key) else { continue };
+                    waiter.remaining -= 1;
+                    if waiter.remaining == 0 {
+                        let at = self.waiters.remove(key).expect("just looked up").request;
+                        self.answer(at, Ok(Reply::CheckValueReady), fx);
+                    }
+                }
+                Err(fault) => {
+                    if let Some(waiter) = self.waiters.remove(key) {
+                        self.answer(waiter.request, Err((**fault).clone()), fx);
+                    }
+                }
+            }
+        }
+        if let Some(op) = node.answers {
+            let at = Pending { session: node.session, op };
+            self.answer(at, result.clone().map(|()| Reply::CopyToHost).map_err(|fault| (*fault).clone()), fx);
+        }
+        if let Some(handle) = node.status
+            && let Some(session) = self.sessions.get_mut(&node.session)
+            && let Some(state) = session.statuses.get_mut(&handle)
+        {
+            let before = std::mem::replace(state, StatusHandle::Done(result.clone()));
+            if let StatusHandle::Asked(op, reply) = before {
+                session.statuses.remove(&handle);
+                let at = Pending { session: node.session, op };
+                self.answer(at, result.map(|()| reply).map_err(|fault| (*fault).clone()), fx);
+            }
+        }
+    }
+
+    /// Answers when all values are computed, or with the first fault.
+    pub(crate) fn check_value_ready(&mut self, at: Pending, values: &[Handle], fx: &mut Effects) {
+        let session = &self.sessions[&at.session];
+        let mut runs: Vec<RunId> = Vec::new();
+        for handle in values {
+            let array = match session.arrays.get(handle) {
+                Some(Entry::Array(array)) => array,
+                Some(Entry::Poisoned(fault)) => return self.answer(at, Err((**fault).clone()), fx),
+                Some(Entry::Deleted) => return self.answer(at, Err(Status::invalid(format!("array {handle} has been deleted"))), fx),
+                None => return self.answer(at, Err(Status::not_found(format!("array handle {handle} does not exist"))), fx),
+            };
+            for piece in &array.pieces {
+                let backing = self.directory.get(piece.backing);
+                match &backing.state {
+                    BackingState::Ready => {}
+                    BackingState::Poisoned(fault) => return self.answer(at, Err((**fault).clone()), fx),
+                    BackingState::Promised => runs.push(backing.id.run),
+                }
+            }
+        }
+        runs.sort_unstable();
+        runs.dedup();
+        if runs.is_empty() {
+            return self.answer(at, Ok(Reply::CheckValueReady), fx);
+        }
+        let key = self.waiters.insert(Waiter { request: at, remaining: runs.len() as u32 });
+        for run in runs {
+            self.nodes.get_mut(&run).expect("a promised backing has a node").waiters.push(key);
+        }
+    }
+
+    /// Destructive read of an execution's status; answers with `reply` when it has finished.
+    pub(crate) fn await_status(&mut self, at: Pending, handle: Handle, reply: Reply, fx: &mut Effects) {
+        let session = self.sessions.get_mut(&at.session).expect("the request's session");
+        match session.statuses.get_mut(&handle) {
+            None => self.answer(at, Err(Status::not_found(format!("status handle {handle} does not exist"))), fx),
+            Some(StatusHandle::Asked(..)) => {
+                self.answer(at, Err(Status::invalid(format!("status handle {handle} is already being waited for"))), fx)
+            }
+            Some(state @ StatusHandle::Pending) => *state = StatusHandle::Asked(at.op, reply),
+            Some(StatusHandle::Done(result)) => {
+                let result = result.clone();
+                session.statuses.remove(&handle);
+                self.answer(at, result.map(|()| reply).map_err(|fault| (*fault).clone()), fx)
+            }
+        }
+    }
+}

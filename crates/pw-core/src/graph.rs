@@ -1,0 +1,125 @@
+//! Nodes: one per sharded computation, transfer or host copy; edges are logical buffers.
+
+use std::sync::Arc;
+
+use pw_types::{CopyItem, ExecutableId, Handle, HostSlot, HostWriteSource, Incarnation, OpId, Region, RunId, SessionId, Status};
+use smallvec::SmallVec;
+
+use crate::directory::{BackingKey, Piece};
+use crate::membership::DeviceKey;
+use crate::session::Pending;
+
+/// What a node does once it is granted.
+pub(crate) enum Work {
+    Launch {
+        executable: ExecutableId,
+        /// Per argument its pieces, and whether the client gave it away.
+        arguments: Vec<(SmallVec<[Piece; 1]>, bool)>,
+        launch_id: i32,
+    },
+    HostWrite {
+        /// Per host: its share of the sources.
+        hosts: Vec<(HostSlot, Vec<HostWriteSource>)>,
+        memory_kind: Option<Arc<str>>,
+        shards: u32,
+        /// Host buffers to route: handle and bytes.
+        buffers: Vec<(Handle, u64)>,
+    },
+    Copy {
+        /// Per host: (shard of the output, source piece, device index).
+        hosts: Vec<(HostSlot, Vec<CopyPlan>)>,
+        memory_kind: Option<Arc<str>>,
+    },
+    HostRead {
+        buffer: Handle,
+        dtype: pw_types::DType,
+        dims: Arc<[i64]>,
+        byte_strides: Option<Vec<i64>>,
+        pieces: Vec<(Piece, Option<Region>)>,
+    },
+}
+
+/// One shard of a copy.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyPlan {
+    pub(crate) source: Piece,
+    pub(crate) device: u32,
+}
+
+impl CopyPlan {
+    pub(crate) fn item(&self, buffer: pw_types::BufferId) -> CopyItem {
+        CopyItem { source: pw_types::ShardId { buffer, shard: self.source.first }, device: self.device }
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) session: SessionId,
+    pub(crate) work: Work,
+    /// Backings that it consumes, with one queued reference each until it is granted.
+    pub(crate) inputs: SmallVec<[BackingKey; 4]>,
+    pub(crate) outputs: SmallVec<[BackingKey; 2]>,
+    /// Devices whose time or memory it takes.
+    pub(crate) devices: Arc<[DeviceKey]>,
+    pub(crate) state: NodeState,
+    /// Charged device time at the grant.
+    pub(crate) cost_ns: u64,
+    /// Size of its request, for the session's bound.
+    pub(crate) bytes: u32,
+    /// The request that is answered by its end.
+    pub(crate) answers: Option<OpId>,
+    /// The status handle that keeps its result.
+    pub(crate) status: Option<Handle>,
+    /// Requests that wait for one of its outputs.
+    pub(crate) waiters: SmallVec<[WaiterKey; 1]>,
+    /// Its result, if decided before the workers report.
+    pub(crate) fault: Option<Arc<Status>>,
+}
+
+pub(crate) enum NodeState {
+    Queued,
+    Granted {
+        /// Hosts that have not reported.
+        hosts: SmallVec<[(HostSlot, Incarnation); 1]>,
+    },
+}
+
+impl Node {
+    pub(crate) fn new(session: SessionId, work: Work, devices: Arc<[DeviceKey]>, bytes: u32) -> Node {
+        Node {
+            session,
+            work,
+            inputs: SmallVec::new(),
+            outputs: SmallVec::new(),
+            devices,
+            state: NodeState::Queued,
+            cost_ns: 0,
+            bytes,
+            answers: None,
+            status: None,
+            waiters: SmallVec::new(),
+            fault: None,
+        }
+    }
+
+    /// Takes device time, so that windows and shares apply.
+    pub(crate) fn is_gang(&self) -> bool {
+        matches!(self.work, Work::Launch { .. })
+    }
+}
+
+slotmap::new_key_type! {
+    /// A request that waits for several backings.
+    pub(crate) struct WaiterKey;
+}
+
+pub(crate) struct Waiter {
+    pub(crate) request: Pending,
+    /// Runs still going.
+    pub(crate) remaining: u32,
+}
+
+/// Runs in the order of their ids; a lost host ends several.
+pub(crate) fn sorted(mut runs: Vec<RunId>) -> Vec<RunId> {
+    runs.sort_unstable();
+    runs
+}

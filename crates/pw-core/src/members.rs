@@ -1,0 +1,215 @@
+//! Events about workers: hello, loss; and the opening of sessions once the workers are there.
+
+use std::sync::Arc;
+
+use pw_types::{Cause, Code, HostSlot, Incarnation, RunId, SessionId, Status, Time, ToEdge, WorkerInfo};
+
+use crate::directory::{BackingKey, BackingState};
+use crate::executables::ExecutableState;
+use crate::graph::{self, NodeState};
+use crate::session::Pending;
+use crate::{Core, Effect, Effects};
+
+impl Core {
+    pub(crate) fn worker_hello(
+        &mut self,
+        connection: u64,
+        incarnation: Incarnation,
+        wanted: Option<HostSlot>,
+        info: WorkerInfo,
+        fx: &mut Effects,
+    ) {
+        if !self.config.build.is_empty() && info.build != self.config.build {
+            let status = Status::new(
+                Code::FailedPrecondition,
+                format!("the worker is build {}, the controller {}; both must be the same build", info.build, self.config.build),
+            );
+            return fx.list.push(Effect::Refuse { connection, status });
+        }
+        let data_address = info.data_address.clone();
+        match self.members.join(incarnation, wanted, info) {
+            Err(status) => fx.list.push(Effect::Refuse { connection, status }),
+            Ok(slot) => {
+                self.dirty = true;
+                fx.list.push(Effect::Welcome { connection, slot, incarnation });
+                fx.edge(ToEdge::WorkerUp { slot, incarnation, data_address });
+            }
+        }
+    }
+
+    /// A worker is gone: exactly what lived there is poisoned, naming it; everything else runs on.
+    pub(crate) fn worker_lost(&mut self, slot: HostSlot, incarnation: Incarnation, reason: &str, fx: &mut Effects) {
+        let Some(worker) = self.members.workers.get_mut(slot.0 as usize) else { return };
+        if !worker.alive || worker.incarnation != incarnation {
+            return;
+        }
+        worker.alive = false;
+        worker.granted = 0;
+        let name = worker.describe();
+        let cause = Cause::HostLost { slot, incarnation };
+        let lost = Arc::new(Status::new(Code::DataLoss, format!("{name} is lost: {reason}; what it held is gone")).with_cause(cause));
+        let unavailable = Arc::new(Status::new(Code::Unavailable, format!("{name} is lost: {reason}")).with_cause(cause));
+        fx.edge(ToEdge::WorkerDown { slot, incarnation });
+
+        let runs: Vec<RunId> = self
+            .nodes
+            .iter()
+            .filter(|(_, n)| matches!(&n.state, NodeState::Granted { hosts } if hosts.contains(&(slot, incarnation))))
+            .map(|(&r, _)| r)
+            .collect();
+        for run in graph::sorted(runs) {
+            let node = self.nodes.get_mut(&run).expect("just found");
+            node.fault.get_or_insert_with(|| lost.clone());
+            let NodeState::Granted { hosts } = &mut node.state else { continue };
+            hosts.retain(|h| *h != (slot, incarnation));
+            if hosts.is_empty() {
+                self.finish(run, None, fx);
+            }
+        }
+        let keys: Vec<BackingKey> =
+            self.directory.backings.iter().filter(|(_, b)| b.hosts.contains(&(slot, incarnation))).map(|(k, _)| k).collect();
+        for key in keys {
+            let backing = &mut self.directory.backings[key];
+            if matches!(backing.state, BackingState::Ready) {
+                backing.state = BackingState::Poisoned(lost.clone());
+                self.unreserve(key);
+            }
+        }
+        for id in self.executables.on_host(slot) {
+            let entry = self.executables.get_mut(id).expect("just listed");
+            let waiting = match std::mem::replace(&mut entry.state, ExecutableState::Failed(unavailable.clone())) {
+                ExecutableState::Compiling(waiting) => waiting,
+                _ => Default::default(),
+            };
+            let unused = entry.refs == 0;
+            self.executables.forget_key(id);
+            for (at, _) in waiting {
+                self.answer(at, Err((*unavailable).clone()), fx);
+            }
+            if unused {
+                self.executables.forget(id);
+            }
+        }
+        let asked: Vec<u64> = {
+            let mut queries: Vec<u64> = self.layout_queries.keys().copied().collect();
+            queries.sort_unstable();
+            queries
+        };
+        for query in asked {
+            self.layout_lost(query, &unavailable, fx);
+        }
+        self.dirty = true;
+    }
+
+    /// A layout question whose worker may be gone: answered with the loss; the client asks again.
+    fn layout_lost(&mut self, query: u64, status: &Arc<Status>, fx: &mut Effects) {
+        let Some(key) = self.layout_queries.remove(&query) else { return };
+        if let Some(crate::LayoutAnswer::Asked(waiting)) = self.layouts.remove(&key) {
+            for at in waiting {
+                self.answer(at, Err((**status).clone()), fx);
+            }
+        }
+    }
+
+    /// Opens the sessions that wait, once the expected workers are there, or refuses them when their time is up.
+    pub(crate) fn open_sessions(&mut self, fx: &mut Effects) {
+        let waiting: Vec<(SessionId, Time)> =
+            self.sessions.iter().filter_map(|(&id, s)| s.opening_until.map(|until| (id, until))).collect();
+        let expected = self.config.expect_workers.max(1) as usize;
+        for (id, until) in waiting {
+            if self.members.alive() >= expected {
+                let options = self.sessions[&id].options.clone();
+                match self.members.allot(&options) {
+                    Err(status) => self.refuse_session(id, status, fx),
+                    Ok(keys) => {
+                        let view = self.members.view(id, &keys);
+                        let floor = self.sessions.values().filter(|s| !s.queued.is_empty() || s.running > 0).map(|s| s.virtual_ns).min();
+                        let session = self.sessions.get_mut(&id).expect("just listed");
+                        session.devices = keys.into();
+                        session.opening_until = None;
+                        session.virtual_ns = floor.unwrap_or(0);
+                        fx.edge(ToEdge::SessionReady(view));
+                    }
+                }
+            } else if self.now >= until {
+                let dead: Vec<String> = self.members.workers.iter().filter(|w| !w.alive).map(|w| w.describe()).collect();
+                let mut text = format!(
+                    "{} of {expected} workers are registered after waiting {} s",
+                    self.members.alive(),
+                    self.config.session_wait_ns / 1_000_000_000
+                );
+                if !dead.is_empty() {
+                    text.push_str(&format!("; lost: {}", dead.join(", ")));
+                }
+                text.push_str("; start the missing ones with `pathways worker --controller HOST:PORT`");
+                self.refuse_session(id, Status::new(Code::Unavailable, text), fx);
+            }
+        }
+    }
+
+    fn refuse_session(&mut self, session: SessionId, status: Status, fx: &mut Effects) {
+        self.sessions.remove(&session);
+        fx.edge(ToEdge::SessionRefused { session, status });
+    }
+
+    /// The worker that has all these devices, or UNIMPLEMENTED naming the workers that would have to take part.
+    pub(crate) fn one_worker(&self, what: &str, devices: &[u32]) -> Result<HostSlot, Status> {
+        let mut slots: Vec<u32> = devices.iter().map(|&d| self.members.slot_of(d).0).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let slot = match slots[..] {
+            [] => return Err(Status::invalid(format!("{what} without devices"))),
+            [slot] => HostSlot(slot),
+            _ => {
+                return Err(Status::unimplemented(format!(
+                    "{what} over workers {slots:?} is not built yet; keep it on the devices of one"
+                )));
+            }
+        };
+        self.alive_worker(slot)?;
+        Ok(slot)
+    }
+
+    /// The life of the worker in `slot`, if it is there.
+    pub(crate) fn alive_worker(&self, slot: HostSlot) -> Result<Incarnation, Status> {
+        match self.members.worker(slot) {
+            Some(worker) if worker.alive => Ok(worker.incarnation),
+            Some(worker) => Err(Status::new(Code::Unavailable, format!("{} is lost", worker.describe()))),
+            None => Err(Status::internal(format!("no worker ever had slot {slot}"))),
+        }
+    }
+
+    /// A host buffer that will not come: fails the upload that waits for it.
+    pub(crate) fn host_buffer_failed(&mut self, session: SessionId, buffer: pw_types::Handle, status: Status, fx: &mut Effects) {
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let Some(run) = state.uploads.remove(&buffer) else { return };
+        let fault = Arc::new(status);
+        let node = self.nodes.get_mut(&run).expect("uploads name nodes that go on");
+        match &node.state {
+            NodeState::Queued => {
+                state.queued.retain(|&r| r != run);
+                self.drop_queued_node(run, &fault, fx);
+            }
+            NodeState::Granted { hosts } => {
+                let hosts = hosts.clone();
+                node.fault.get_or_insert(fault);
+                for (slot, incarnation) in hosts {
+                    let command = pw_types::Command::Cancel { runs: vec![run] };
+                    fx.list.push(Effect::Send { slot, incarnation, command });
+                }
+            }
+        }
+    }
+
+    pub(crate) fn default_device_assignment(&mut self, at: Pending, replicas: u32, partitions: u32, fx: &mut Effects) {
+        let have = self.sessions[&at.session].devices.len() as u64;
+        let wanted = u64::from(replicas) * u64::from(partitions);
+        let result = if wanted == 0 || wanted > have {
+            Err(Status::invalid(format!("{replicas} replicas × {partitions} partitions need {wanted} devices; this session has {have}")))
+        } else {
+            let devices = (0..wanted as u32).map(pw_types::VirtualDeviceId).collect();
+            Ok(pw_types::Reply::DefaultDeviceAssignment { replicas, partitions, devices })
+        };
+        self.answer(at, result, fx)
+    }
+}
