@@ -1,0 +1,187 @@
+//! What wakes the core and what it orders: two closed enums (A2).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pw_types::{
+    Command, CompileCommand, CompileReport, DType, Dims, ExecutableId, Handle, HostRead, HostWrite, Report, RunId, SessionId, Status,
+};
+
+/// The shell's name of a backing. It is free for reuse after [`ExecEffect::Drop`], so effects must be obeyed in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BackingKey(pub u32);
+
+/// Shards `first .. first + count` of a backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub backing: BackingKey,
+    pub first: u32,
+    pub count: u32,
+}
+
+/// A program in the serving process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoadedProgram {
+    /// Local device indices in execution order; output shard `i` lives on `devices[i]`.
+    pub devices: Vec<u32>,
+    pub report: Arc<CompileReport>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExecEvent {
+    /// The next command of the control stream.
+    Command(Command),
+    /// All members are done. `Ok` carries the bytes on one device of every output.
+    LaunchDone {
+        run: RunId,
+        device_ns: u64,
+        result: Result<Arc<[u64]>, Arc<Status>>,
+    },
+    /// `Ok` carries the bytes of every shard of the output.
+    CopyDone {
+        run: RunId,
+        result: Result<Vec<u64>, Arc<Status>>,
+    },
+    /// As [`ExecEvent::CopyDone`].
+    WriteDone {
+        run: RunId,
+        result: Result<Vec<u64>, Arc<Status>>,
+    },
+    /// The bytes are on offer, or the offer was failed by the shell.
+    ReadDone {
+        run: RunId,
+        result: Result<(), Arc<Status>>,
+    },
+    /// All bytes of an upload are in a block of the shell.
+    Landed {
+        session: SessionId,
+        buffer: Handle,
+    },
+    UploadFailed {
+        session: SessionId,
+        buffer: Handle,
+        status: Status,
+    },
+    /// No more uploads of this session will come.
+    SessionDetached {
+        session: SessionId,
+    },
+    Compiled {
+        executable: ExecutableId,
+        result: Result<Arc<CompileReport>, Status>,
+    },
+    Loaded {
+        executable: ExecutableId,
+        result: Result<Arc<LoadedProgram>, Status>,
+    },
+    Layout {
+        query: u64,
+        result: Result<String, Status>,
+    },
+    /// The batch is over: what is said once per turn is said now.
+    EndOfTurn,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExecEffect {
+    /// Append to the queue of device thread `thread`, which serves it in order. Where an argument's shard is not
+    /// filled yet, an earlier launch of the same thread fills it; where that one failed, this one must not run and
+    /// ends with the same status.
+    Launch(Arc<StartLaunch>),
+    Copy(Arc<StartCopy>),
+    Write(Arc<StartWrite>),
+    Read(Arc<StartRead>),
+    /// The client waits for these bytes and will not get them.
+    ReadFailed {
+        session: SessionId,
+        buffer: Handle,
+        status: Arc<Status>,
+    },
+    /// Forget the backing; work under way keeps its own hold.
+    Drop {
+        backing: BackingKey,
+    },
+    /// Forget the block of an upload that nobody will ask for.
+    DropUpload {
+        session: SessionId,
+        buffer: Handle,
+    },
+    Compile(CompileCommand),
+    Load {
+        executable: ExecutableId,
+        fingerprint: Bytes,
+    },
+    Unload {
+        executable: ExecutableId,
+    },
+    Layout {
+        query: u64,
+        dtype: DType,
+        dims: Dims,
+    },
+    Report(Report),
+    /// The controller and this worker disagree, or the shell broke its word: end the process with this text.
+    Fatal(String),
+}
+
+/// One Execute of all local members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartLaunch {
+    pub run: RunId,
+    pub executable: ExecutableId,
+    /// The lowest member device; its thread launches for all.
+    pub thread: u32,
+    pub launch_id: i32,
+    pub program: Arc<LoadedProgram>,
+    pub arguments: Vec<StartArgument>,
+    /// The parts of all arguments, one after the other.
+    pub parts: Vec<Part>,
+    /// One new backing per output, with one shard per member.
+    pub outputs: Vec<BackingKey>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StartArgument {
+    /// Its parts end before this index of [`StartLaunch::parts`].
+    pub end: u32,
+    /// The storage may become an output's. Only set where the program can.
+    pub donate: bool,
+}
+
+impl StartLaunch {
+    /// The parts of argument `index`, together one shard per member in execution order.
+    pub fn argument(&self, index: usize) -> &[Part] {
+        let start = if index == 0 { 0 } else { self.arguments[index - 1].end as usize };
+        &self.parts[start..self.arguments[index].end as usize]
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartCopy {
+    pub run: RunId,
+    /// Shard `i` of the output is `items[i]`.
+    pub items: Vec<StartCopyItem>,
+    pub output: BackingKey,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartCopyItem {
+    pub backing: BackingKey,
+    pub shard: u32,
+    pub device: u32,
+    pub memory_kind: String,
+}
+
+/// All sources have landed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartWrite {
+    pub command: HostWrite,
+    pub output: BackingKey,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartRead {
+    pub command: HostRead,
+    /// Where the pieces lie, in the command's order; one shard each.
+    pub sources: Vec<Part>,
+}

@@ -1,0 +1,173 @@
+//! Scripts for tests: short ways to say commands and events, and effects as one line of text each.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pw_types::*;
+
+use crate::{ExecConfig, ExecCore, ExecEffect, ExecEvent, LoadedProgram, Part};
+
+pub(crate) struct Script {
+    pub(crate) core: ExecCore,
+    seq: u64,
+}
+
+pub(crate) const SESSION: SessionId = SessionId(7);
+
+impl Script {
+    pub(crate) fn new(devices: usize) -> Script {
+        Script::with_ahead(devices, 32)
+    }
+
+    pub(crate) fn with_ahead(devices: usize, ahead_max: u32) -> Script {
+        let config = ExecConfig { default_memory_kinds: vec!["device".to_owned(); devices], ahead_max };
+        Script { core: ExecCore::new(config), seq: 0 }
+    }
+
+    /// Plays one event and gives its effects, one per line. The books are checked each time.
+    pub(crate) fn event(&mut self, event: ExecEvent) -> Vec<String> {
+        let mut fx = Vec::new();
+        self.core.handle(event, &mut fx);
+        self.core.audit().expect("the books balance");
+        fx.iter().map(render).collect()
+    }
+
+    pub(crate) fn command(&mut self, command: Command) -> Vec<String> {
+        self.event(ExecEvent::Command(command))
+    }
+
+    pub(crate) fn order(&mut self, run: u64) -> NodeOrder {
+        let previous = GrantSeq(self.seq);
+        self.seq += 1;
+        NodeOrder { run: RunId(run), seq: GrantSeq(self.seq), previous, session: SESSION }
+    }
+
+    /// Loads executable `id` with `f32[4]` parameters and outputs on these devices.
+    pub(crate) fn program(&mut self, id: u64, devices: &[u32], parameters: u32, outputs: u32, donated: &[u32]) {
+        self.command(Command::Load { executable: ExecutableId(id), fingerprint: Bytes::new() });
+        let program = program(devices, parameters, outputs, donated);
+        self.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(program) });
+    }
+
+    /// A host write of `f32[4]` to each of these devices from host buffer `buffer`.
+    pub(crate) fn write(&mut self, run: u64, buffer: u64, devices: &[u32]) -> Vec<String> {
+        let targets = (0..).zip(devices).map(|(shard, &device)| HostWriteTarget { shard, device, region: None }).collect();
+        let source = HostWriteSource { buffer: Handle(buffer), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
+        let shards = u32::try_from(devices.len()).unwrap();
+        let order = self.order(run);
+        self.command(Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards }))
+    }
+
+    /// A host write that is there at once.
+    pub(crate) fn array(&mut self, run: u64, devices: &[u32]) {
+        self.land(run);
+        assert_eq!(self.write(run, run, devices), [format!("write r{run}")]);
+        self.event(ExecEvent::WriteDone { run: RunId(run), result: Ok(vec![16; devices.len()]) });
+    }
+
+    pub(crate) fn land(&mut self, buffer: u64) -> Vec<String> {
+        self.event(ExecEvent::Landed { session: SESSION, buffer: Handle(buffer) })
+    }
+
+    /// A launch whose arguments are all shards of output 0 of these runs; a negative run is donated.
+    pub(crate) fn launch(&mut self, run: u64, executable: u64, shards: u32, arguments: &[i64]) -> Vec<String> {
+        let order = self.order(run);
+        let arguments = arguments
+            .iter()
+            .map(|&a| Argument { segments: vec![Segment { buffer: id(a.unsigned_abs()), first: 0, count: shards }], donate: a < 0 })
+            .collect();
+        self.command(Command::Launch(Launch { order, executable: ExecutableId(executable), arguments, launch_id: 0 }))
+    }
+
+    pub(crate) fn copy(&mut self, run: u64, source: u64, devices: &[u32]) -> Vec<String> {
+        let order = self.order(run);
+        let items = (0..).zip(devices).map(|(shard, &device)| CopyItem { source: ShardId { buffer: id(source), shard }, device });
+        self.command(Command::Copy(CopyShards { order, items: items.collect(), memory_kind: None }))
+    }
+
+    /// A read of shard 0 of output 0 of `source`.
+    pub(crate) fn read(&mut self, run: u64, source: u64) -> Vec<String> {
+        let order = self.order(run);
+        let pieces = vec![HostReadPiece { source: ShardId { buffer: id(source), shard: 0 }, region: None }];
+        let (buffer, dtype) = (Handle(run), DType::F32);
+        self.command(Command::HostRead(HostRead { order, buffer, dtype, dims: vec![4], byte_strides: None, pieces }))
+    }
+
+    pub(crate) fn free(&mut self, run: u64) -> Vec<String> {
+        self.command(Command::Free { buffers: vec![id(run)] })
+    }
+
+    pub(crate) fn cancel(&mut self, run: u64) -> Vec<String> {
+        self.command(Command::Cancel { runs: vec![RunId(run)] })
+    }
+
+    pub(crate) fn done(&mut self, run: u64) -> Vec<String> {
+        self.done_with(run, &[16])
+    }
+
+    pub(crate) fn done_with(&mut self, run: u64, sizes: &[u64]) -> Vec<String> {
+        self.event(ExecEvent::LaunchDone { run: RunId(run), device_ns: 5, result: Ok(sizes.into()) })
+    }
+
+    pub(crate) fn failed(&mut self, run: u64, text: &str) -> Vec<String> {
+        self.event(ExecEvent::LaunchDone { run: RunId(run), device_ns: 5, result: Err(Arc::new(Status::internal(text))) })
+    }
+}
+
+pub(crate) fn id(run: u64) -> BufferId {
+    BufferId { run: RunId(run), output: 0 }
+}
+
+pub(crate) fn program(devices: &[u32], parameters: u32, outputs: u32, donated: &[u32]) -> Arc<LoadedProgram> {
+    let spec = ValueSpec {
+        dtype: DType::F32,
+        shard_dims: vec![4],
+        dims: vec![4],
+        layout: String::new(),
+        memory_kind: "device".to_owned(),
+        op_sharding: None,
+    };
+    let report = CompileReport {
+        name: "jit_f".to_owned(),
+        fingerprint: Bytes::new(),
+        replicas: 1,
+        partitions: u32::try_from(devices.len()).unwrap(),
+        parameters: vec![spec.clone(); parameters as usize],
+        outputs: vec![spec; outputs as usize],
+        donated: donated.to_vec(),
+        memory: CompiledMemory::default(),
+        layouts_error: None,
+        collectives: 0,
+    };
+    Arc::new(LoadedProgram { devices: devices.to_vec(), report: Arc::new(report) })
+}
+
+fn render(effect: &ExecEffect) -> String {
+    let part = |p: &Part| format!("b{}[{}+{}]", p.backing.0, p.first, p.count);
+    match effect {
+        ExecEffect::Launch(l) => {
+            let arguments = (0..l.arguments.len()).map(|i| {
+                let parts: Vec<String> = l.argument(i).iter().map(part).collect();
+                format!(" {}{}", if l.arguments[i].donate { "!" } else { "" }, parts.join("+"))
+            });
+            let outputs: Vec<String> = l.outputs.iter().map(|o| format!(" b{}", o.0)).collect();
+            format!("launch r{} on {}:{} ->{}", l.run, l.thread, arguments.collect::<String>(), outputs.concat())
+        }
+        ExecEffect::Copy(c) => format!("copy r{} to {:?}", c.run, c.items.iter().map(|i| i.device).collect::<Vec<_>>()),
+        ExecEffect::Write(w) => format!("write r{}", w.command.order.run),
+        ExecEffect::Read(r) => format!("read r{} {}", r.command.order.run, r.sources.iter().map(part).collect::<String>()),
+        ExecEffect::ReadFailed { buffer, status, .. } => format!("read failed h{buffer}: {status}"),
+        ExecEffect::Drop { backing } => format!("drop b{}", backing.0),
+        ExecEffect::DropUpload { buffer, .. } => format!("drop upload h{buffer}"),
+        ExecEffect::Compile(c) => format!("compile e{}", c.executable),
+        ExecEffect::Load { executable, .. } => format!("load e{executable}"),
+        ExecEffect::Unload { executable } => format!("unload e{executable}"),
+        ExecEffect::Layout { query, .. } => format!("layout {query}"),
+        ExecEffect::Report(Report::Finished { run, result: Ok(()), .. }) => format!("finished r{run}"),
+        ExecEffect::Report(Report::Finished { run, result: Err(status), .. }) => format!("finished r{run}: {status}"),
+        ExecEffect::Report(Report::Memory { bytes_in_use }) => format!("memory {bytes_in_use:?}"),
+        ExecEffect::Report(Report::Loaded { executable, result }) => format!("loaded e{executable} {}", result.is_ok()),
+        ExecEffect::Report(report) => format!("report {report:?}"),
+        ExecEffect::Fatal(text) => format!("fatal: {text}"),
+    }
+}
