@@ -50,7 +50,9 @@ impl Core {
     pub(crate) fn exhausted(&self, device: DeviceKey, wanted: u64, what: &str) -> Arc<Status> {
         let state = &self.members.devices[device as usize];
         let limit = state.limit.unwrap_or(u64::MAX);
-        let mut holders: BTreeMap<SessionId, (u64, u64, BTreeMap<String, (u64, u64)>)> = BTreeMap::new();
+        /// Bytes and number of arrays, by what they are.
+        type Kinds = BTreeMap<String, (u64, u64)>;
+        let mut holders: BTreeMap<SessionId, (u64, u64, Kinds)> = BTreeMap::new();
         for backing in self.directory.backings.values().filter(|b| b.counted) {
             let shards = backing.devices.iter().filter(|&&d| d == device).count() as u64;
             if shards == 0 || backing.ledger_bytes == 0 {
