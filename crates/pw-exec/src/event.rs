@@ -37,7 +37,7 @@ pub enum ExecEvent {
         device_ns: u64,
         result: Result<Arc<[u64]>, Arc<Status>>,
     },
-    /// `Ok` carries the bytes of every shard of the output.
+    /// `Ok` carries the bytes of every shard of the output; 0 for what another worker makes.
     CopyDone {
         run: RunId,
         result: Result<Vec<u64>, Arc<Status>>,

@@ -29,7 +29,12 @@ pub(crate) enum ShardState {
     Poisoned(Arc<Status>),
     /// Its storage went into an output.
     Gone,
+    /// It lives on another worker.
+    Elsewhere,
 }
+
+/// The device of a shard that lives on another worker.
+pub(crate) const ELSEWHERE: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
@@ -91,12 +96,15 @@ impl Table {
         Table { entries: Vec::new(), free: Vec::new(), index: FxHashMap::default(), bytes: vec![0; devices], woken: Vec::new(), stamp: 0 }
     }
 
-    /// A new backing, listed, with a second hold for the command that makes it.
+    /// A new backing, listed, with a second hold for the command that makes it. Shards of device [`ELSEWHERE`] are
+    /// made by another worker.
     pub(crate) fn create(&mut self, id: BufferId, specs: Specs, devices: impl Iterator<Item = u32>) -> BackingKey {
         let backing = Backing {
             id,
             specs,
-            shards: devices.map(|device| Shard { device, state: ShardState::Pending }).collect(),
+            shards: devices
+                .map(|device| Shard { device, state: if device == ELSEWHERE { ShardState::Elsewhere } else { ShardState::Pending } })
+                .collect(),
             producer: None,
             donated_to: None,
             readers: 0,
@@ -173,6 +181,9 @@ impl Table {
     /// Fills a pending shard.
     pub(crate) fn fill(&mut self, key: BackingKey, shard: u32, bytes: u64) {
         let shard = &mut self.entries[key.0 as usize].as_mut().expect("a held backing exists").shards[shard as usize];
+        if matches!(shard.state, ShardState::Elsewhere) {
+            return;
+        }
         debug_assert!(matches!(shard.state, ShardState::Pending), "a shard is filled once");
         shard.state = ShardState::Ready { bytes };
         self.bytes[shard.device as usize] += bytes;
@@ -246,6 +257,9 @@ impl Table {
                 ShardState::Gone => {
                     let text = format!("shard {i} of buffer {} has been donated", backing.id);
                     return Err(Arc::new(Status::new(Code::FailedPrecondition, text)));
+                }
+                ShardState::Elsewhere => {
+                    return Err(Arc::new(Status::internal(format!("shard {i} of buffer {} is on another worker", backing.id))));
                 }
             }
         }

@@ -13,10 +13,13 @@ use crate::core::{ExecCore, finished};
 use crate::event::{BackingKey, ExecEffect, Part, StartCopy, StartCopyItem, StartRead, StartWrite};
 use crate::node::{NodeKey, Work};
 use crate::program::Recent;
-use crate::table::{Inspected, Spec, Specs};
+use crate::table::{ELSEWHERE, Inspected, Spec, Specs};
 
 /// How many detached sessions are remembered, for commands of theirs that come late.
 const DETACHED_MAX: usize = 1024;
+
+/// No array has more shards.
+const SHARDS_MAX: u32 = 1 << 16;
 
 /// Where an upload and the command that wants it meet. Entries leave when both have come, or with the session.
 #[derive(Debug)]
@@ -73,14 +76,14 @@ impl ExecCore {
         let id = BufferId { run: order.run, output: 0 };
         if let Some(item) = items.iter().find(|i| i.device as usize >= self.devices.len()) {
             let status = Arc::new(Status::internal(format!("copy to device {} of {}", item.device, self.devices.len())));
-            let output = self.table.create(id, unknown(), items.iter().map(|_| 0));
+            let output = self.table.create(id, Specs::Same(unknown()), items.iter().map(|_| 0));
             return self.refuse(order, &[output], status, fx);
         }
         let sources: Result<Vec<Part>, _> = items.iter().map(|i| self.readable(i.source.buffer, i.source.shard)).collect();
         let sources = match sources {
             Ok(sources) => sources,
             Err(status) => {
-                let output = self.table.create(id, unknown(), items.iter().map(|i| i.device));
+                let output = self.table.create(id, Specs::Same(unknown()), items.iter().map(|i| i.device));
                 return self.refuse(order, &[output], status, fx);
             }
         };
@@ -105,7 +108,7 @@ impl ExecCore {
             Ok(shards) => shards,
             Err(status) => {
                 self.uploads.abandon(&write, None, fx);
-                let output = self.table.create(id, unknown(), (0..write.shards.min(1 << 16)).map(|_| 0));
+                let output = self.table.create(id, Specs::Same(unknown()), (0..write.shards.min(SHARDS_MAX)).map(|_| 0));
                 return self.refuse(order, &[output], Arc::new(status), fx);
             }
         };
@@ -132,9 +135,12 @@ impl ExecCore {
         self.try_transfer(key, fx);
     }
 
-    /// Device and kind of every shard that the write makes.
+    /// Device and kind of every shard of the array; those that no source goes to are made by other workers.
     fn write_shards(&self, write: &HostWrite) -> Result<Vec<(u32, Arc<Spec>)>, Status> {
-        let mut shards = vec![None; (write.shards.min(1 << 16)) as usize];
+        if write.shards > SHARDS_MAX {
+            return Err(Status::internal(format!("an array of {} shards", write.shards)));
+        }
+        let mut shards = vec![None; write.shards as usize];
         for source in &write.sources {
             let whole = describe(source.dtype, &source.dims);
             for target in &source.targets {
@@ -154,8 +160,8 @@ impl ExecCore {
                 }
             }
         }
-        let missing = || Status::internal(format!("not all of {} shards are written", write.shards));
-        shards.into_iter().collect::<Option<Vec<_>>>().filter(|s| s.len() == write.shards as usize).ok_or_else(missing)
+        let elsewhere = unknown();
+        Ok(shards.into_iter().map(|s| s.unwrap_or_else(|| (ELSEWHERE, elsewhere.clone()))).collect())
     }
 
     /// An error where some source has failed or can no longer come.
@@ -356,8 +362,8 @@ impl ExecCore {
 }
 
 /// A transfer that could not be understood makes something of no kind.
-fn unknown() -> Specs {
-    Specs::Same(Arc::new(Spec { dtype: DType::Opaque, dims: Dims::new(), memory_kind: String::new() }))
+fn unknown() -> Arc<Spec> {
+    Arc::new(Spec { dtype: DType::Opaque, dims: Dims::new(), memory_kind: String::new() })
 }
 
 fn inside(region: &Region, dims: &[i64]) -> bool {
