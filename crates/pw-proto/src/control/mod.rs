@@ -57,6 +57,9 @@ impl DecodeError {
 
 /// A value that has an encoding of its own.
 pub trait Wire: Sized {
+    /// For messages about it.
+    const NAME: &'static str;
+
     /// Puts the encoding at the end of `out`.
     fn append_to(&self, out: &mut BytesMut);
 
@@ -73,6 +76,8 @@ pub trait Wire: Sized {
 macro_rules! wire {
     ($($name:ident),* $(,)?) => {$(
         impl Wire for $name {
+            const NAME: &'static str = stringify!($name);
+
             fn append_to(&self, out: &mut BytesMut) {
                 let message: pb::$name = self.encode();
                 out.reserve(message.encoded_len());
@@ -81,7 +86,7 @@ macro_rules! wire {
 
             fn from_bytes(bytes: Bytes) -> Result<$name, DecodeError> {
                 let message = <pb::$name>::decode(bytes).map_err(|e| DecodeError::new(Reason::Malformed(e)));
-                message.and_then($name::decode).map_err(|e| e.inside(stringify!($name)))
+                message.and_then($name::decode).map_err(|e| e.inside(Self::NAME))
             }
         }
     )*};

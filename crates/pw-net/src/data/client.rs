@@ -1,0 +1,375 @@
+//! The edge's end of a data-plane connection.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pw_types::{Handle, SessionId, Status};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+
+use super::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
+use super::outbox::{Body, Flow, Frame, Outbox, Queues};
+use super::{DownloadSink, FIRST_BYTES};
+use crate::{NetError, magic};
+
+/// Bytes of one upload that wait to be written.
+const PUT_BYTES_MAX: usize = 8 << 20;
+
+/// Bytes of all uploads that wait to be written.
+const ALL_PUT_BYTES_MAX: usize = 64 << 20;
+
+/// Uploads under way.
+const PUTS_MAX: usize = 16 << 10;
+
+/// Control frames that wait to be written.
+const CONTROL_MAX: usize = 4 << 10;
+
+const READ_BUFFER: usize = 16 << 10;
+
+/// Edge side, one per worker incarnation. The connection ends when the last clone is dropped.
+#[derive(Clone)]
+pub struct DataClient {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    peer: String,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.quiet_close();
+    }
+}
+
+struct Shared {
+    outbox: Outbox<Put>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    attached: BTreeSet<SessionId>,
+    /// Bytes that are still to come of every download that was offered.
+    downloads: BTreeMap<Key, u64>,
+    /// Closed by its owner: nobody need be told.
+    quiet: bool,
+}
+
+/// An upload.
+struct Put {
+    total: u64,
+    begun: bool,
+    accepted: u64,
+    sent: u64,
+    waiting: VecDeque<Bytes>,
+    waiting_bytes: usize,
+}
+
+impl Flow for Put {
+    fn is_fresh(&self) -> bool {
+        !self.begun
+    }
+
+    /// The first frame waits for the first bytes, so that a small upload is one frame.
+    fn is_ready(&self) -> bool {
+        !self.waiting.is_empty() || (!self.begun && self.total == 0)
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    fn is_finished(&self) -> bool {
+        self.begun && self.sent == self.total
+    }
+
+    fn next(&mut self, key: Key, limit: usize) -> Frame {
+        let mut data = self.waiting.pop_front().unwrap_or_default();
+        if data.len() > limit {
+            let rest = data.split_off(limit);
+            self.waiting.push_front(rest);
+        }
+        self.waiting_bytes -= data.len();
+        self.sent += data.len() as u64;
+        let (kind, value) = if self.begun { (Kind::Chunk, 0) } else { (Kind::PutBegin, self.total) };
+        self.begun = true;
+        Frame { header: Header::new(kind, key, value, data.len()), body: Body::Bytes(data) }
+    }
+}
+
+impl DataClient {
+    /// Connects, with a deadline; fails where the worker does not take the token.
+    pub async fn connect(address: &str, token: &str, sink: Arc<dyn DownloadSink>) -> Result<DataClient, NetError> {
+        let mut tcp = magic::DATA.dial(address).await?;
+        magic::within(address, "let us in", present(&mut tcp, address, token)).await??;
+        let (read, write) = tcp.into_split();
+        let shared = Arc::new(Shared { outbox: Outbox::new(), state: Mutex::default() });
+        let writer = Arc::clone(&shared);
+        let writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
+        let reader = Arc::clone(&shared);
+        let peer = address.to_owned();
+        tokio::spawn(async move {
+            let why = tokio::select! {
+                why = reader.outbox.wait_closed() => why,
+                why = reader.read_all(BufReader::with_capacity(READ_BUFFER, read), &*sink) => why,
+            };
+            reader.outbox.close(&why);
+            // The writer has no other end than the closing, and holds the other half of the socket.
+            if let Err(error) = writer.await {
+                tracing::error!(peer, %error, "the writer of a data-plane connection failed");
+            }
+            reader.finish(&peer, &why, &*sink);
+        });
+        Ok(DataClient { inner: Arc::new(Inner { peer: address.to_owned(), shared }) })
+    }
+
+    /// Lets the worker send downloads of this session.
+    pub async fn attach(&self, session: SessionId) -> Result<(), NetError> {
+        self.inner.shared.state().attached.insert(session);
+        self.control(Frame::control(Kind::Attach, (session, Handle(0)), 0, Bytes::new()), |_| ()).await
+    }
+
+    /// The worker drops everything of the session, and so does this side, without a word to the sink.
+    pub async fn detach(&self, session: SessionId) -> Result<(), NetError> {
+        let all = (session, Handle(0))..=(session, Handle(u64::MAX));
+        {
+            let mut state = self.inner.shared.state();
+            state.attached.remove(&session);
+            state.downloads.retain(|key, _| !all.contains(key));
+        }
+        let frame = Frame::control(Kind::Detach, (session, Handle(0)), 0, Bytes::new());
+        self.control(frame, |queues| drop(queues.remove_session(session))).await
+    }
+
+    /// Begins an upload of `total` bytes, which then come by [`DataClient::put_chunk`].
+    pub async fn put_begin(&self, session: SessionId, buffer: Handle, total: u64) -> Result<(), NetError> {
+        self.when_room(|queues| {
+            if queues.get((session, buffer)).is_some() {
+                return Some(Err(self.wrong(session, buffer, "is already under way")));
+            }
+            if queues.flows_len() >= PUTS_MAX {
+                return Some(Err(self.wrong(session, buffer, "is one too many under way")));
+            }
+            let put = Put { total, begun: false, accepted: 0, sent: 0, waiting: VecDeque::new(), waiting_bytes: 0 };
+            queues.insert((session, buffer), put);
+            Some(Ok(()))
+        })
+        .await
+    }
+
+    /// Hands over the next bytes; waits while too much of this upload, or of all together, waits to be written.
+    pub async fn put_chunk(&self, session: SessionId, buffer: Handle, data: Bytes) -> Result<(), NetError> {
+        let key = (session, buffer);
+        self.when_room(|queues| {
+            let Some(put) = queues.get(key) else { return Some(Err(self.wrong(session, buffer, "is not under way"))) };
+            if put.accepted + data.len() as u64 > put.total {
+                return Some(Err(self.wrong(session, buffer, "gets more bytes than it was begun with")));
+            }
+            if data.is_empty() {
+                return Some(Ok(()));
+            }
+            let full = |waiting: usize, limit: usize| waiting > 0 && waiting + data.len() > limit;
+            if full(put.waiting_bytes, PUT_BYTES_MAX) || full(queues.waiting_bytes(), ALL_PUT_BYTES_MAX) {
+                return None;
+            }
+            queues.update(key, |put| {
+                put.accepted += data.len() as u64;
+                put.waiting_bytes += data.len();
+                put.waiting.push_back(data.clone());
+            });
+            Some(Ok(()))
+        })
+        .await
+    }
+
+    /// Gives up an upload, or says that one will never come.
+    pub async fn put_abort(&self, session: SessionId, buffer: Handle, status: Status) -> Result<(), NetError> {
+        let frame = Frame::control(Kind::PutAbort, (session, buffer), 0, encode_status(&status));
+        self.control(frame, |queues| drop(queues.remove((session, buffer)))).await
+    }
+
+    /// Lets the worker send so many more bytes of a download, beyond the first that come by themselves.
+    pub async fn pull(&self, session: SessionId, buffer: Handle, bytes: u64) -> Result<(), NetError> {
+        self.control(Frame::control(Kind::Pull, (session, buffer), bytes, Bytes::new()), |_| ()).await
+    }
+
+    /// The rest of a download is not wanted. A chunk that is being delivered may still arrive; an offer that comes only
+    /// after this has to be dropped again.
+    pub async fn drop_download(&self, session: SessionId, buffer: Handle) -> Result<(), NetError> {
+        self.inner.shared.state().downloads.remove(&(session, buffer));
+        self.control(Frame::control(Kind::Drop, (session, buffer), 0, Bytes::new()), |_| ()).await
+    }
+
+    /// Ends the connection without a word to the sink.
+    pub fn close(&self) {
+        self.inner.shared.quiet_close();
+    }
+
+    async fn control(&self, frame: Frame, also: impl FnOnce(&mut Queues<Put>)) -> Result<(), NetError> {
+        let mut once = Some((frame, also));
+        self.when_room(|queues| {
+            if queues.control_len() >= CONTROL_MAX {
+                return None;
+            }
+            let (frame, also) = once.take()?;
+            also(queues);
+            queues.push(frame);
+            Some(Ok(()))
+        })
+        .await?;
+        // Whoever waited for room for an upload that is gone now has to know.
+        self.inner.shared.outbox.emptied.notify_waiters();
+        Ok(())
+    }
+
+    /// Tries until `attempt` gives a result, each time after something was written.
+    async fn when_room(&self, mut attempt: impl FnMut(&mut Queues<Put>) -> Option<Result<(), NetError>>) -> Result<(), NetError> {
+        let outbox = &self.inner.shared.outbox;
+        loop {
+            let emptied = outbox.emptied.notified();
+            tokio::pin!(emptied);
+            emptied.as_mut().enable();
+            if let Some(reason) = outbox.closed() {
+                return Err(NetError::Closed { peer: self.inner.peer.clone(), reason });
+            }
+            let result = attempt(&mut outbox.lock());
+            if let Some(result) = result {
+                outbox.wake();
+                return result;
+            }
+            emptied.await;
+        }
+    }
+
+    fn wrong(&self, session: SessionId, buffer: Handle, what: &'static str) -> NetError {
+        NetError::Upload { peer: self.inner.peer.clone(), session, buffer, what }
+    }
+}
+
+/// Shows the token and waits for the answer.
+async fn present(tcp: &mut TcpStream, peer: &str, token: &str) -> Result<(), NetError> {
+    let failed = |what| move |source| NetError::Io { peer: peer.to_owned(), what, source };
+    let mut hello = Header::new(Kind::Hello, (SessionId(0), Handle(0)), 0, token.len()).encode().to_vec();
+    hello.extend_from_slice(token.as_bytes());
+    tcp.write_all(&hello).await.map_err(failed("greet"))?;
+    let (header, body) =
+        read_frame(tcp).await.map_err(failed("read the answer of"))?.map_err(|what| NetError::Protocol { peer: peer.to_owned(), what })?;
+    match header.kind {
+        Kind::Welcome => Ok(()),
+        Kind::Refused => Err(NetError::Refused { peer: peer.to_owned(), reason: decode_status(body).message }),
+        other => Err(NetError::Protocol { peer: peer.to_owned(), what: format!("{other:?} in place of an answer") }),
+    }
+}
+
+/// One frame; its body is a block of its own, read in place.
+async fn read_frame(read: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Result<(Header, Bytes), String>> {
+    let mut header = [0; HEADER];
+    read.read_exact(&mut header).await?;
+    let header = match Header::decode(&header) {
+        Ok(header) => header,
+        Err(what) => return Ok(Err(what)),
+    };
+    let length = header.body as usize;
+    let mut body = BytesMut::with_capacity(length);
+    while body.len() < length {
+        let missing = length - body.len();
+        if read.read_buf(&mut (&mut body).limit(missing)).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(Ok((header, body.freeze())))
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the state")
+    }
+
+    fn quiet_close(&self) {
+        self.state().quiet = true;
+        self.outbox.close("closed by this side");
+    }
+
+    /// Reads frames until the connection ends, and says why it did.
+    async fn read_all(&self, mut read: BufReader<OwnedReadHalf>, sink: &dyn DownloadSink) -> String {
+        loop {
+            match read_frame(&mut read).await {
+                Ok(Ok((header, body))) => {
+                    if let Err(what) = self.handle(header, body, sink) {
+                        return format!("it broke the protocol: {what}");
+                    }
+                }
+                Ok(Err(what)) => return format!("it broke the protocol: {what}"),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return "it ended".to_owned(),
+                Err(error) => return format!("reading failed: {error}"),
+            }
+        }
+    }
+
+    fn handle(&self, header: Header, body: Bytes, sink: &dyn DownloadSink) -> Result<(), String> {
+        let (key, (session, buffer)) = (header.key(), header.key());
+        match header.kind {
+            Kind::Offer => {
+                let rest = header.value - body.len() as u64;
+                if body.len() < FIRST_BYTES && rest > 0 {
+                    return Err(format!("an offer of {} with only {} bytes", header.value, body.len()));
+                }
+                {
+                    let mut state = self.state();
+                    // Left a moment ago.
+                    if !state.attached.contains(&session) {
+                        return Ok(());
+                    }
+                    if rest > 0 {
+                        state.downloads.insert(key, rest);
+                    } else {
+                        state.downloads.remove(&key);
+                    }
+                }
+                sink.offered(session, buffer, header.value);
+                if !body.is_empty() {
+                    sink.chunk(session, buffer, body);
+                }
+            }
+            Kind::Chunk => {
+                {
+                    let mut state = self.state();
+                    // Dropped a moment ago.
+                    let Some(rest) = state.downloads.get_mut(&key) else { return Ok(()) };
+                    *rest = rest.checked_sub(body.len() as u64).ok_or("more bytes of a download than were offered")?;
+                    if *rest == 0 {
+                        state.downloads.remove(&key);
+                    }
+                }
+                sink.chunk(session, buffer, body);
+            }
+            Kind::Failed => {
+                {
+                    let mut state = self.state();
+                    state.downloads.remove(&key);
+                    // Left a moment ago.
+                    if !state.attached.contains(&session) {
+                        return Ok(());
+                    }
+                }
+                sink.failed(session, buffer, decode_status(body));
+            }
+            kind => return Err(format!("a worker does not send {kind:?}")),
+        }
+        Ok(())
+    }
+
+    fn finish(&self, peer: &str, why: &str, sink: &dyn DownloadSink) {
+        if self.state().quiet {
+            tracing::debug!(peer, "left the data plane");
+            return;
+        }
+        tracing::warn!(peer, why, "lost the data plane");
+        sink.disconnected(why);
+    }
+}

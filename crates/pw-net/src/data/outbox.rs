@@ -1,0 +1,287 @@
+//! What waits to be written on one connection, and the writing of it. Edge and worker use the same.
+//!
+//! Order: control frames first, in theirs; then first frames of transfers (small); then the others take turns, a slice
+//! each. One write holds at most about a slice, so whatever comes in waits for one slice at most.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::Bytes;
+use pw_types::{Handle, SessionId};
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::sync::{Notify, watch};
+
+use super::frame::{HEADER, Header, Key};
+use super::{DownloadSource, FIRST_BYTES, SLICE_BYTES};
+
+/// Most frames of one write, counted up to and including each class, so that none shuts out the ones below it. A frame
+/// is two buffers of the system call, which takes 1024.
+const CONTROL_PER_WRITE: usize = 128;
+const FRESH_PER_WRITE: usize = 192;
+const FRAMES_PER_WRITE: usize = 256;
+
+/// Bytes of first frames in one write that also has to serve transfers under way.
+const FIRST_BYTES_PER_WRITE: usize = 4 * FIRST_BYTES;
+
+/// A frame to write.
+pub(super) struct Frame {
+    pub(super) header: Header,
+    pub(super) body: Body,
+}
+
+pub(super) enum Body {
+    Bytes(Bytes),
+    Source(Arc<dyn DownloadSource>, Range<usize>),
+}
+
+impl Body {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Body::Bytes(bytes) => bytes,
+            Body::Source(source, range) => &source.bytes()[range.clone()],
+        }
+    }
+}
+
+impl Frame {
+    /// A frame that is no part of a transfer's bytes.
+    pub(super) fn control(kind: super::frame::Kind, key: Key, value: u64, body: Bytes) -> Frame {
+        Frame { header: Header::new(kind, key, value, body.len()), body: Body::Bytes(body) }
+    }
+}
+
+/// A transfer under way.
+pub(super) trait Flow {
+    /// The first frame has not been made yet.
+    fn is_fresh(&self) -> bool;
+    /// Has something to send now.
+    fn is_ready(&self) -> bool;
+    /// Bytes that it holds, for a bound.
+    fn waiting_bytes(&self) -> usize;
+    /// Has sent everything.
+    fn is_finished(&self) -> bool;
+    /// The next frame of a ready flow, its body at most `limit` bytes.
+    fn next(&mut self, key: Key, limit: usize) -> Frame;
+}
+
+pub(super) struct Queues<F> {
+    control: VecDeque<Frame>,
+    flows: BTreeMap<Key, Entry<F>>,
+    fresh: VecDeque<Key>,
+    turns: VecDeque<Key>,
+    /// Of all flows.
+    waiting_bytes: usize,
+}
+
+struct Entry<F> {
+    flow: F,
+    /// Stands in `fresh` or `turns`.
+    queued: bool,
+}
+
+impl<F: Flow> Queues<F> {
+    pub(super) fn push(&mut self, frame: Frame) {
+        self.control.push_back(frame);
+    }
+
+    pub(super) fn control_len(&self) -> usize {
+        self.control.len()
+    }
+
+    pub(super) fn flows_len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Adds a transfer; whoever had its name before is given back.
+    pub(super) fn insert(&mut self, key: Key, flow: F) -> Option<F> {
+        let old = self.remove(key);
+        self.waiting_bytes += flow.waiting_bytes();
+        self.flows.insert(key, Entry { flow, queued: false });
+        self.enqueue(key);
+        old
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Option<F> {
+        let entry = self.flows.remove(&key)?;
+        if entry.queued {
+            self.fresh.retain(|k| *k != key);
+            self.turns.retain(|k| *k != key);
+        }
+        self.waiting_bytes -= entry.flow.waiting_bytes();
+        Some(entry.flow)
+    }
+
+    /// All transfers of a session.
+    pub(super) fn remove_session(&mut self, session: SessionId) -> Vec<F> {
+        let keys: Vec<Key> = self.flows.range((session, Handle(0))..=(session, Handle(u64::MAX))).map(|(key, _)| *key).collect();
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+    }
+
+    /// Everything.
+    pub(super) fn clear(&mut self) -> Vec<F> {
+        self.control.clear();
+        self.fresh.clear();
+        self.turns.clear();
+        self.waiting_bytes = 0;
+        std::mem::take(&mut self.flows).into_values().map(|entry| entry.flow).collect()
+    }
+
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&F> {
+        self.flows.get(&key).map(|entry| &entry.flow)
+    }
+
+    /// Changes a transfer, which may make it ready.
+    pub(super) fn update<R>(&mut self, key: Key, change: impl FnOnce(&mut F) -> R) -> Option<R> {
+        let flow = &mut self.flows.get_mut(&key)?.flow;
+        self.waiting_bytes -= flow.waiting_bytes();
+        let result = change(flow);
+        self.waiting_bytes += flow.waiting_bytes();
+        self.enqueue(key);
+        Some(result)
+    }
+
+    fn enqueue(&mut self, key: Key) {
+        let Some(entry) = self.flows.get_mut(&key) else { return };
+        if entry.queued || !entry.flow.is_ready() {
+            return;
+        }
+        entry.queued = true;
+        if entry.flow.is_fresh() { self.fresh.push_back(key) } else { self.turns.push_back(key) }
+    }
+
+    /// Takes the frames of one write; transfers that are sent with it go to `finished`.
+    fn take(&mut self, frames: &mut Vec<Frame>, finished: &mut Vec<F>) {
+        let control = self.control.len().min(CONTROL_PER_WRITE);
+        frames.extend(self.control.drain(..control));
+        let mut first = 0;
+        while frames.len() < FRESH_PER_WRITE && first < FIRST_BYTES_PER_WRITE {
+            let Some(key) = self.fresh.pop_front() else { break };
+            first += self.take_frame(key, FIRST_BYTES, frames, finished);
+        }
+        let mut size = first;
+        while frames.len() < FRAMES_PER_WRITE && size < SLICE_BYTES {
+            let Some(key) = self.turns.pop_front() else { break };
+            size += self.take_frame(key, SLICE_BYTES, frames, finished);
+        }
+    }
+
+    fn take_frame(&mut self, key: Key, limit: usize, frames: &mut Vec<Frame>, finished: &mut Vec<F>) -> usize {
+        let entry = self.flows.get_mut(&key).expect("a key in a queue has its flow");
+        self.waiting_bytes -= entry.flow.waiting_bytes();
+        let frame = entry.flow.next(key, limit);
+        self.waiting_bytes += entry.flow.waiting_bytes();
+        let size = HEADER + frame.header.body as usize;
+        frames.push(frame);
+        entry.queued = false;
+        if entry.flow.is_finished() {
+            finished.extend(self.flows.remove(&key).map(|entry| entry.flow));
+        } else {
+            self.enqueue(key);
+        }
+        size
+    }
+}
+
+/// The queues of a connection, shared by those who fill them and the one who writes.
+pub(super) struct Outbox<F> {
+    queues: Mutex<Queues<F>>,
+    /// Wakes the writer.
+    filled: Notify,
+    /// Wakes those who wait for room.
+    pub(super) emptied: Notify,
+    /// Set once: why the connection is at its end.
+    closing: watch::Sender<Option<String>>,
+}
+
+impl<F: Flow> Outbox<F> {
+    pub(super) fn new() -> Outbox<F> {
+        let queues =
+            Queues { control: VecDeque::new(), flows: BTreeMap::new(), fresh: VecDeque::new(), turns: VecDeque::new(), waiting_bytes: 0 };
+        Outbox { queues: Mutex::new(queues), filled: Notify::new(), emptied: Notify::new(), closing: watch::Sender::new(None) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queues<F>> {
+        self.queues.lock().expect("nothing panics while it holds the queues")
+    }
+
+    /// To be called after the queues were filled.
+    pub(super) fn wake(&self) {
+        self.filled.notify_one();
+    }
+
+    /// Ends the connection; the first reason counts.
+    pub(super) fn close(&self, reason: &str) {
+        self.closing.send_if_modified(|closing| {
+            let first = closing.is_none();
+            if first {
+                *closing = Some(reason.to_owned());
+            }
+            first
+        });
+        self.emptied.notify_waiters();
+    }
+
+    pub(super) fn closed(&self) -> Option<String> {
+        self.closing.borrow().clone()
+    }
+
+    /// Returns with the reason when the connection is to end.
+    pub(super) async fn wait_closed(&self) -> String {
+        let mut closing = self.closing.subscribe();
+        // The sender is in `self`, so the wait cannot fail.
+        closing.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone()).unwrap_or_default()
+    }
+
+    /// Writes until the connection is to end; a failed write ends it.
+    pub(super) async fn write_to(&self, mut half: OwnedWriteHalf) {
+        tokio::select! {
+            _ = self.wait_closed() => {}
+            Err(error) = self.write_all(&mut half) => self.close(&format!("writing failed: {error}")),
+        }
+    }
+
+    async fn write_all(&self, half: &mut OwnedWriteHalf) -> io::Result<()> {
+        let mut frames = Vec::new();
+        let mut finished = Vec::new();
+        loop {
+            self.lock().take(&mut frames, &mut finished);
+            if frames.is_empty() {
+                self.filled.notified().await;
+                continue;
+            }
+            self.emptied.notify_waiters();
+            write_frames(half, &frames).await?;
+            frames.clear();
+            finished.clear();
+        }
+    }
+}
+
+/// Headers and bodies in as few system calls as the socket allows.
+async fn write_frames(half: &mut OwnedWriteHalf, frames: &[Frame]) -> io::Result<()> {
+    let headers: Vec<[u8; HEADER]> = frames.iter().map(|frame| frame.header.encode()).collect();
+    let mut parts = Vec::with_capacity(2 * frames.len());
+    for (frame, header) in frames.iter().zip(&headers) {
+        parts.push(IoSlice::new(header));
+        let body = frame.body.bytes();
+        if !body.is_empty() {
+            parts.push(IoSlice::new(body));
+        }
+    }
+    let mut rest = &mut parts[..];
+    while !rest.is_empty() {
+        let count = half.write_vectored(rest).await?;
+        if count == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        IoSlice::advance_slices(&mut rest, count);
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! One edge's connection at a worker: the greeting, the reading of uploads, the clearing up.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pw_types::{Cause, Code, Handle, SessionId, Status};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+
+use super::{Connection, Shared, same_token};
+use crate::data::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
+use crate::data::outbox::Outbox;
+use crate::data::{UploadSink, UploadTarget};
+use crate::{NetError, magic};
+
+/// Small, so that little of a big upload is copied, yet many small ones come in one read.
+const READ_BUFFER: usize = 16 << 10;
+
+/// Uploads of one connection under way.
+const UPLOADS_MAX: usize = 16 << 10;
+
+const TOKEN_BYTES_MAX: u32 = 4 << 10;
+
+/// Serves one connection to its end.
+pub(super) async fn serve(mut tcp: TcpStream, peer: String, shared: &Shared) {
+    match greet(&mut tcp, &peer, &shared.token).await {
+        Ok(()) => {}
+        Err(error) => return tracing::warn!(peer, "a data-plane connection was refused: {}", error.chain()),
+    }
+    tracing::debug!(peer, "an edge has come");
+    let (read, write) = tcp.into_split();
+    let connection = Arc::new(Connection { peer, outbox: Outbox::new() });
+    let writer = Arc::clone(&connection);
+    let writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
+    let mut uploads = Uploads { shared, connection: &connection, sink: &*shared.sink, open: BTreeMap::new(), scrap: Vec::new() };
+    let mut stop = shared.stop.subscribe();
+    let why = tokio::select! {
+        why = connection.outbox.wait_closed() => why,
+        why = uploads.read_all(BufReader::with_capacity(READ_BUFFER, read)) => why,
+        _ = stop.wait_for(|stop| *stop) => "the worker ends".to_owned(),
+    };
+    connection.outbox.close(&why);
+    if let Err(error) = writer.await {
+        tracing::error!(peer = connection.peer, %error, "the writer of a data-plane connection failed");
+    }
+    uploads.end(&why);
+}
+
+async fn greet(tcp: &mut TcpStream, peer: &str, token: &str) -> Result<(), NetError> {
+    magic::DATA.accept(tcp, peer).await?;
+    let theirs = magic::within(peer, "show its token", read_token(tcp, peer)).await??;
+    let key = (SessionId(0), Handle(0));
+    let right = same_token(token, &theirs);
+    let answer = if right {
+        Header::new(Kind::Welcome, key, 0, 0).encode().to_vec()
+    } else {
+        let status = encode_status(&Status::new(Code::Unauthenticated, "the token is wrong"));
+        [&Header::new(Kind::Refused, key, 0, status.len()).encode()[..], &status].concat()
+    };
+    tcp.write_all(&answer).await.map_err(|source| NetError::Io { peer: peer.to_owned(), what: "answer", source })?;
+    if right { Ok(()) } else { Err(NetError::Protocol { peer: peer.to_owned(), what: "its token is wrong".to_owned() }) }
+}
+
+async fn read_token(tcp: &mut TcpStream, peer: &str) -> Result<Bytes, NetError> {
+    let failed = |source| NetError::Io { peer: peer.to_owned(), what: "read the token of", source };
+    let protocol = |what| NetError::Protocol { peer: peer.to_owned(), what };
+    let mut header = [0; HEADER];
+    tcp.read_exact(&mut header).await.map_err(failed)?;
+    let header = Header::decode(&header).map_err(protocol)?;
+    if header.kind != Kind::Hello || header.body > TOKEN_BYTES_MAX {
+        return Err(protocol(format!("{:?} of {} bytes in place of a token", header.kind, header.body)));
+    }
+    let mut token = vec![0; header.body as usize];
+    tcp.read_exact(&mut token).await.map_err(failed)?;
+    Ok(token.into())
+}
+
+/// What the reader of a connection knows.
+struct Uploads<'a> {
+    shared: &'a Shared,
+    connection: &'a Arc<Connection>,
+    sink: &'a dyn UploadSink,
+    open: BTreeMap<Key, Upload>,
+    /// For bytes that nobody wants.
+    scrap: Vec<u8>,
+}
+
+struct Upload {
+    /// `None` = refused: its bytes are thrown away.
+    target: Option<Box<dyn UploadTarget>>,
+    total: u64,
+    received: u64,
+}
+
+/// Why the reading of a connection ends.
+enum End {
+    Io(io::Error),
+    Protocol(String),
+}
+
+impl Uploads<'_> {
+    async fn read_all(&mut self, mut read: BufReader<OwnedReadHalf>) -> String {
+        loop {
+            match self.read_frame(&mut read).await {
+                Ok(()) => {}
+                Err(End::Protocol(what)) => return format!("it broke the protocol: {what}"),
+                Err(End::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return "it ended".to_owned(),
+                Err(End::Io(error)) => return format!("reading failed: {error}"),
+            }
+        }
+    }
+
+    async fn read_frame(&mut self, read: &mut BufReader<OwnedReadHalf>) -> Result<(), End> {
+        let mut header = [0; HEADER];
+        read.read_exact(&mut header).await.map_err(End::Io)?;
+        let header = Header::decode(&header).map_err(End::Protocol)?;
+        let key = header.key();
+        match header.kind {
+            Kind::PutBegin => {
+                self.begin(key, header.value)?;
+                self.body(key, header.body as usize, read).await?;
+            }
+            Kind::Chunk => self.body(key, header.body as usize, read).await?,
+            Kind::PutAbort => {
+                let mut status = vec![0; header.body as usize];
+                read.read_exact(&mut status).await.map_err(End::Io)?;
+                self.abort(key, decode_status(status.into()));
+            }
+            Kind::Attach => self.shared.attach(header.session, self.connection),
+            Kind::Detach => self.detach(header.session),
+            Kind::Pull => {
+                let outbox = &self.connection.outbox;
+                outbox.lock().update(key, |download| download.allowed = download.allowed.saturating_add(header.value));
+                outbox.wake();
+            }
+            Kind::Drop => {
+                let dropped = self.connection.outbox.lock().remove(key);
+                drop(dropped);
+            }
+            kind => return Err(End::Protocol(format!("an edge does not send {kind:?}"))),
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, key: Key, total: u64) -> Result<(), End> {
+        let (session, buffer) = key;
+        if self.open.contains_key(&key) {
+            return Err(End::Protocol(format!("host buffer {buffer} of session {session} begins twice")));
+        }
+        let target = if self.open.len() < UPLOADS_MAX {
+            let made = self.sink.begin(session, buffer, total);
+            made.map_err(|status| tracing::debug!(%session, %buffer, %status, "an upload was refused")).ok()
+        } else {
+            let text = format!("{UPLOADS_MAX} uploads of one edge are under way");
+            self.sink.failed(session, buffer, Status::new(Code::ResourceExhausted, text).with_cause(Cause::Limit));
+            None
+        };
+        self.open.insert(key, Upload { target, total, received: 0 });
+        Ok(())
+    }
+
+    /// Reads the next bytes of an upload straight into their place.
+    async fn body(&mut self, key: Key, length: usize, read: &mut BufReader<OwnedReadHalf>) -> Result<(), End> {
+        let (session, buffer) = key;
+        let Some(upload) = self.open.get_mut(&key) else {
+            return Err(End::Protocol(format!("bytes of host buffer {buffer} of session {session}, which has not begun")));
+        };
+        let end = upload.received + length as u64;
+        if end > upload.total {
+            let what = format!("host buffer {buffer} of session {session} has more than its {} bytes", upload.total);
+            return Err(End::Protocol(what));
+        }
+        let place = match &mut upload.target {
+            Some(target) => target.bytes().get_mut(upload.received as usize..end as usize),
+            None => {
+                self.scrap.resize(length, 0);
+                Some(&mut self.scrap[..])
+            }
+        };
+        // Only a target that is shorter than it was asked to be.
+        let place = place.ok_or_else(|| End::Protocol(format!("no room for host buffer {buffer} of session {session}")))?;
+        read.read_exact(place).await.map_err(End::Io)?;
+        upload.received = end;
+        if end == upload.total {
+            let target = self.open.remove(&key).and_then(|upload| upload.target);
+            if let Some(target) = target {
+                self.sink.landed(session, buffer, target);
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, key: Key, status: Status) {
+        // A refused one has failed already; one that never began still has somebody waiting for it.
+        let refused = self.open.remove(&key).is_some_and(|upload| upload.target.is_none());
+        if !refused {
+            self.sink.failed(key.0, key.1, status);
+        }
+    }
+
+    fn detach(&mut self, session: SessionId) {
+        let status = Status::new(Code::Cancelled, "the client has left").with_cause(Cause::Cancelled);
+        self.fail(|key| key.0 == session, &status);
+        if self.shared.detach(session, self.connection) {
+            self.sink.detached(session);
+        }
+    }
+
+    /// Fails the uploads under way that `which` names.
+    fn fail(&mut self, which: impl Fn(&Key) -> bool, status: &Status) {
+        let keys: Vec<Key> = self.open.keys().copied().filter(which).collect();
+        for key in keys {
+            let upload = self.open.remove(&key);
+            if upload.is_some_and(|upload| upload.target.is_some()) {
+                self.sink.failed(key.0, key.1, status.clone());
+            }
+        }
+    }
+
+    fn end(&mut self, why: &str) {
+        let peer = &self.connection.peer;
+        tracing::warn!(peer, why, "the connection of an edge is gone");
+        let status = Status::new(Code::Unavailable, format!("the connection of the edge at {peer} is gone: {why}"));
+        self.fail(|_| true, &status);
+        for session in self.shared.sessions_of(self.connection) {
+            self.detach(session);
+        }
+        // Offers of sessions that another connection has taken over.
+        let rest = self.connection.outbox.lock().clear();
+        drop(rest);
+    }
+}
