@@ -1,0 +1,199 @@
+"""Trains a small character-level GPT, data-parallel over all devices, on the source of Python's own standard library.
+
+Plain JAX and optax: nothing here knows where the devices are. Run it as it is, or under `pathways local`.
+"""
+
+import argparse
+import functools
+import glob
+import json
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+CONTEXT, WIDTH, HEADS, LAYERS = 48, 96, 4, 2
+BATCH = 32
+LEARNING_RATE = 3e-3
+TEXT_BYTES_MAX = 2_000_000
+INDENT = "    "
+ALPHABET = "\n\t" + "".join(map(chr, range(32, 127)))  # a tab stands for four spaces
+
+
+def load_text():
+    """The interpreter's own modules in a fixed order, reduced to printable ASCII."""
+    keep, parts, size = set(ALPHABET), [], 0
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py"))):
+        with open(path, encoding="utf-8", errors="ignore") as file:
+            part = "".join(c for c in file.read().replace(INDENT, "\t") if c in keep)
+        parts.append(part)
+        size += len(part)
+        if size >= TEXT_BYTES_MAX:
+            break
+    return "".join(parts)[:TEXT_BYTES_MAX]
+
+
+def init_weights(key):
+    keys = iter(jax.random.split(key, 3 + 4 * LAYERS))
+
+    def normal(*shape, scale=1.0):
+        return jax.random.normal(next(keys), shape) * scale / shape[0] ** 0.5
+
+    def block():
+        return {
+            "qkv": normal(WIDTH, 3 * WIDTH),
+            "out": normal(WIDTH, WIDTH, scale=0.5),
+            "up": normal(WIDTH, 4 * WIDTH),
+            "down": normal(4 * WIDTH, WIDTH, scale=0.5),
+        }
+
+    return {
+        "tokens": normal(len(ALPHABET), WIDTH, scale=5.0),
+        "places": normal(CONTEXT, WIDTH, scale=2.0),
+        "blocks": [block() for _ in range(LAYERS)],
+        "head": normal(WIDTH, len(ALPHABET), scale=0.1),
+    }
+
+
+def normalize(x):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+
+def forward(weights, tokens):
+    """Scores of the next character at every place of `tokens` (batch, CONTEXT)."""
+    batch, length = tokens.shape
+    past = jnp.tril(jnp.ones((length, length), bool))
+    x = weights["tokens"][tokens] + weights["places"][:length]
+    for block in weights["blocks"]:
+        q, k, v = jnp.split((normalize(x) @ block["qkv"]).reshape(batch, length, HEADS, -1), 3, axis=-1)
+        scores = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+        attention = jax.nn.softmax(jnp.where(past, scores, -1e9))
+        x += jnp.einsum("bhts,bshd->bthd", attention, v).reshape(batch, length, WIDTH) @ block["out"]
+        x += jax.nn.gelu(normalize(x) @ block["up"]) @ block["down"]
+    return normalize(x) @ weights["head"]
+
+
+def loss_of(weights, inputs, targets):
+    return optax.softmax_cross_entropy_with_integer_labels(forward(weights, inputs), targets).mean()
+
+
+def make_step(optimizer):
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights, state, inputs, targets):
+        loss, gradient = jax.value_and_grad(loss_of)(weights, inputs, targets)
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state, loss
+
+    return step
+
+
+@jax.jit
+def extend(weights, window, length, key):
+    """Draws the next character after the first `length` of `window`."""
+    scores = forward(weights, window[None])[0, length - 1]
+    return jax.random.categorical(key, scores / 0.7)
+
+
+def generate(weights, prompt, count, seed):
+    text = prompt
+    for i, key in enumerate(jax.random.split(jax.random.key(seed), count)):
+        recent = text[-CONTEXT:]
+        window = np.zeros(CONTEXT, np.int32)
+        window[: len(recent)] = encode(recent)
+        text += ALPHABET[int(extend(weights, window, len(recent), key))]
+    return text
+
+
+def encode(text):
+    table = np.zeros(128, np.uint8)
+    for i, c in enumerate(ALPHABET):
+        table[ord(c)] = i
+    return table[np.frombuffer(text.encode("ascii"), np.uint8)]
+
+
+class Progress:
+    """One line that is rewritten on a terminal, else a plain line every few seconds."""
+
+    def __init__(self, steps):
+        self.steps, self.start, self.said, self.tty = steps, None, 0.0, sys.stdout.isatty()
+
+    def show(self, step, loss):
+        now = time.perf_counter()
+        if self.start is None:  # the first step compiles: the rate counts from its end
+            self.start, self.first = now, step
+        elapsed = now - self.start
+        if step < self.steps and now - self.said < (0.2 if self.tty else 5.0):
+            return
+        self.said = now
+        rate = (step - self.first) * BATCH * CONTEXT / elapsed if elapsed else 0.0
+        line = f"step {step:4d}/{self.steps}  loss {loss:.4f}  {rate:8,.0f} tokens/s"
+        if self.tty:
+            done = 30 * step // self.steps
+            print(f"\r[{'#' * done}{'.' * (30 - done)}] {line}", end="\n" if step == self.steps else "", flush=True)
+        else:
+            print(line, flush=True)
+        self.rate = rate
+
+
+def plot(losses, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(losses, linewidth=1)
+    axes.set(xlabel="step", ylabel="loss (nats per character)", title="Training on the standard library's source")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--out", default="out", metavar="DIR", help="where loss.png and sample.txt go (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the losses here")
+    args = parser.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+
+    devices = jax.devices()
+    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+    text = load_text()
+    data = encode(text)
+    print(f"{len(devices)} devices, first {devices[0]}; {len(text):,} characters of text", flush=True)
+
+    optimizer = optax.adamw(optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, args.steps // 20, args.steps, LEARNING_RATE / 10))
+    weights = jax.device_put(init_weights(jax.random.key(args.seed)), everywhere)
+    state = jax.device_put(optimizer.init(weights), everywhere)
+    step, rng = make_step(optimizer), np.random.default_rng(args.seed)
+    losses, progress = [], Progress(args.steps)
+    for i in range(args.steps):
+        rows = rng.integers(0, len(data) - CONTEXT - 1, BATCH)
+        batch = data[rows[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
+        inputs, targets = jax.device_put((batch[:, :-1], batch[:, 1:]), split)
+        weights, state, loss = step(weights, state, inputs, targets)
+        losses.append(loss)
+        if i % 10 == 0 or i + 1 == args.steps:
+            progress.show(i + 1, float(loss))
+    losses = [float(x) for x in jax.device_get(losses)]
+
+    plot(losses, os.path.join(args.out, "loss.png"))
+    sample = generate(weights, "\ndef ", 400, args.seed).strip().replace("\t", INDENT)
+    with open(os.path.join(args.out, "sample.txt"), "w", encoding="ascii") as file:
+        file.write(sample + "\n")
+    print(f"\nloss {losses[0]:.4f} -> {losses[-1]:.4f}; the model writes:\n\n{sample}\n", flush=True)
+    if args.json:
+        with open(args.json, "w", encoding="ascii") as file:
+            json.dump({"devices": len(devices), "tokens_per_second": progress.rate, "sample": sample, "losses": losses}, file)
+
+
+if __name__ == "__main__":
+    main()
