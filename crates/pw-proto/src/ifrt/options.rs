@@ -70,10 +70,9 @@ pub fn compile_options(data: Bytes) -> Result<CompileOptions, Status> {
 fn message(data: Bytes, number: u32) -> Result<Bytes, Malformed> {
     let mut found = Bytes::new();
     for entry in Fields::of(data) {
-        if let (n, Value::Len(bytes)) = entry? {
-            if n == number {
-                found = if found.is_empty() { bytes } else { [found, bytes].concat().into() };
-            }
+        match entry? {
+            (n, Value::Len(bytes)) if n == number => found = if found.is_empty() { bytes } else { [found, bytes].concat().into() },
+            _ => {}
         }
     }
     Ok(found)

@@ -19,7 +19,8 @@ pub enum Local {
     ProgramText,
 }
 
-/// What a request means.
+/// What a request means. Nearly all are for the core, so a box would cost more than the space it saves.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decoded {
     Core(Request),

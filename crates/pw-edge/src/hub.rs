@@ -1,0 +1,139 @@
+//! What all connections of an edge have in common: who is there, and the way to and from the core.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pw_types::{Event, SessionId, Status, ToEdge};
+
+use crate::session::Session;
+use crate::uploads::{self, Decision};
+use crate::workers::{Connection, Workers};
+use crate::{EdgeConfig, Events};
+
+pub(crate) struct Hub {
+    pub(crate) config: EdgeConfig,
+    pub(crate) workers: Workers,
+    events: Events,
+    sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+}
+
+impl Hub {
+    pub(crate) fn new(config: EdgeConfig, events: Events) -> Arc<Hub> {
+        Arc::new(Hub { config, workers: Workers::default(), events, sessions: Mutex::default() })
+    }
+
+    pub(crate) fn emit(&self, event: Event) {
+        (self.events)(event);
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn insert(&self, session: &Arc<Session>) {
+        self.table().insert(session.id, Arc::clone(session));
+    }
+
+    pub(crate) fn remove(&self, session: SessionId) {
+        self.table().remove(&session);
+    }
+
+    pub(crate) fn session(&self, session: SessionId) -> Option<Arc<Session>> {
+        self.table().get(&session).cloned()
+    }
+
+    pub(crate) fn sessions(&self) -> Vec<Arc<Session>> {
+        self.table().values().cloned().collect()
+    }
+
+    pub(crate) fn fail_downloads(&self, connection: &Arc<Connection>, status: &Status) {
+        for session in self.sessions() {
+            session.downloads.lost(connection, status);
+        }
+    }
+
+    pub(crate) fn shut_down(&self, status: &Status) {
+        for session in self.sessions() {
+            session.end(status.clone());
+        }
+        self.workers.shut_down();
+    }
+
+    /// What the core said in one or more turns. All responses that are ready together leave together.
+    pub(crate) fn dispatch(self: &Arc<Hub>, messages: impl Iterator<Item = ToEdge>) {
+        let mut last: Option<Arc<Session>> = None;
+        let mut touched: Vec<Arc<Session>> = Vec::new();
+        for message in messages {
+            let id = match &message {
+                ToEdge::SessionReady(view) => view.session,
+                ToEdge::SessionRefused { session, .. }
+                | ToEdge::Reply { session, .. }
+                | ToEdge::Consumed { session, .. }
+                | ToEdge::Pause { session, .. }
+                | ToEdge::Route { session, .. }
+                | ToEdge::Discard { session, .. }
+                | ToEdge::CloseSession { session, .. } => *session,
+                ToEdge::WorkerUp { .. } | ToEdge::WorkerDown { .. } => {
+                    self.worker(message);
+                    continue;
+                }
+            };
+            if last.as_ref().is_none_or(|session| session.id != id) {
+                last = self.session(id);
+                match &last {
+                    Some(session) => touched.push(Arc::clone(session)),
+                    None => continue,
+                }
+            }
+            if let Some(session) = &last {
+                self.tell(session, message);
+            }
+        }
+        for session in touched {
+            session.wake();
+        }
+    }
+
+    fn worker(self: &Arc<Hub>, message: ToEdge) {
+        match message {
+            ToEdge::WorkerUp { slot, incarnation, data_address } => self.workers.up(self, slot, incarnation, data_address),
+            ToEdge::WorkerDown { slot, incarnation } => self.workers.down(self, slot, incarnation),
+            _ => {}
+        }
+    }
+
+    fn tell(self: &Arc<Hub>, session: &Arc<Session>, message: ToEdge) {
+        let decided = match message {
+            ToEdge::Reply { op, result, .. } => {
+                session.reply(op, result);
+                return;
+            }
+            ToEdge::Consumed { count, .. } => {
+                session.consumed(count);
+                return;
+            }
+            ToEdge::SessionReady(view) => {
+                session.ready(&view);
+                return;
+            }
+            ToEdge::SessionRefused { status, .. } => {
+                session.refuse(&status);
+                return;
+            }
+            ToEdge::Pause { paused, .. } => {
+                session.pause(paused);
+                return;
+            }
+            ToEdge::CloseSession { status, .. } => {
+                session.end(status);
+                return;
+            }
+            ToEdge::Route { buffer, bytes, hosts, .. } => uploads::decide(self, session, buffer, Decision::Route { bytes, hosts }),
+            ToEdge::Discard { buffer, .. } => uploads::decide(self, session, buffer, Decision::Discard),
+            ToEdge::WorkerUp { .. } | ToEdge::WorkerDown { .. } => return,
+        };
+        if let Err(status) = decided {
+            session.end(status);
+        }
+    }
+}
