@@ -112,7 +112,10 @@ impl Client {
                 a.element_type = element_type.pjrt();
                 a.dims = dims.as_ptr();
                 a.num_dims = dims.len();
-                a.byte_strides = strides.as_ptr();
+                // Not just any pointer with a length of zero: some plugins look at it alone.
+                if !strides.is_empty() {
+                    a.byte_strides = strides.as_ptr();
+                }
                 a.num_byte_strides = strides.len();
                 a.semantics = semantics;
                 a.device = raw_device;
@@ -190,13 +193,13 @@ fn check_host<'a>(len: usize, element_type: BufferType, dims: &[i64], byte_strid
     }
 }
 
-/// Strides of dimensions of size one say nothing.
+/// Strides of dimensions of size one say nothing, nor do any strides of an empty array.
 fn is_dense(element_type: BufferType, dims: &[i64], strides: &[i64]) -> bool {
+    if dims.contains(&0) {
+        return true;
+    }
     let mut expected = element_type.host_bytes() as i64;
     for (&stride, &dim) in strides.iter().zip(dims).rev() {
-        if dim == 0 {
-            return true;
-        }
         if dim != 1 && stride != expected {
             return false;
         }

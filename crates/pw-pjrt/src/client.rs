@@ -348,6 +348,21 @@ impl Client {
         LoadedExecutable::from_raw(self, args.executable)
     }
 
+    /// Compiles an optimized `HloModuleProto` for one device at a time: no HLO passes, one
+    /// partition, any device (`ExecuteOptions::only_device`).
+    pub fn compile_backend(&self, hlo: &[u8]) -> Result<LoadedExecutable> {
+        // CompileOptionsProto { executable_build_options(3) { device_ordinal(1) = -1,
+        // num_replicas(4) = 1, num_partitions(5) = 1, run_backend_only(11) = true },
+        // compile_portable_executable(4) = true }, with all else absent.
+        let mut build = vec![0x08];
+        build.extend([0xff; 9]);
+        build.extend([0x01, 0x20, 1, 0x28, 1, 0x58, 1]);
+        let mut options = vec![0x1a, build.len() as u8];
+        options.extend(build);
+        options.extend([0x20, 1]);
+        self.compile(hlo, "hlo", &options)
+    }
+
     /// Loads what `LoadedExecutable::serialize` gave, by the same plugin on the same kind of
     /// machine. Targets that the program calls must be registered before.
     pub fn deserialize_and_load(&self, bytes: &[u8]) -> Result<LoadedExecutable> {

@@ -86,7 +86,8 @@ impl ExecuteContext {
 pub struct ExecuteOptions<'a> {
     /// Arguments that must not be donated although the program would.
     pub non_donatable: &'a [i64],
-    /// Run on this device only (index into `Client::devices`), with one argument list.
+    /// Run on this device only (index into `Client::devices`), with one argument list. For
+    /// executables of one partition, such as `LoadedExecutable::per_device` gives.
     pub only_device: Option<usize>,
     /// Values for handlers.
     pub context: Option<&'a ExecuteContext>,
@@ -112,6 +113,14 @@ impl LoadedExecutable {
     /// argument, not its type or shape: compare with `ExecMeta::params` first.
     pub fn execute(&self, args: &[Vec<&Buffer>], options: ExecuteOptions<'_>) -> Result<Execution> {
         let client = self.client();
+        if options.only_device.is_some() && self.num_devices() > 1 {
+            // The CPU plugin counts this as the launch of a gang of which the others never come:
+            // every later launch of a gang waits for ever.
+            return Err(PjrtError::invalid(format!(
+                "only_device on an executable of {} devices; use LoadedExecutable::per_device",
+                self.num_devices()
+            )));
+        }
         let num_devices = if options.only_device.is_some() { 1 } else { self.num_devices() };
         let num_args = check_arguments(client, args, num_devices)?;
         let execute_device = match options.only_device {

@@ -39,22 +39,32 @@ pub(crate) struct Module {
     pub(crate) output_sharding: Option<Vec<u8>>,
     pub(crate) param_shardings: Vec<Vec<u8>>,
     pub(crate) collectives: BTreeMap<String, u32>,
+    pub(crate) uses_partition_id: bool,
     pub(crate) custom_call_targets: BTreeSet<String>,
 }
 
-/// Scans the bytes of an optimized program in the given format.
-pub(crate) fn scan(program: &[u8], format: &str) -> Result<Module> {
-    let mut module = Module::default();
+/// The `HloModuleProto` in an optimized program of the given format.
+pub(crate) fn module_bytes<'a>(program: &'a [u8], format: &str) -> Result<&'a [u8]> {
     match format {
-        "hlo" => scan_module(program, &mut module)?,
-        "hlo_with_config" => fields(program, |number, value| match (number, value) {
-            (1, Value::Bytes(bytes)) => scan_module(bytes, &mut module),
-            _ => Ok(()),
-        })?,
-        _ => {
-            return Err(PjrtError::unimplemented(format!("optimized program of format {format:?}")));
+        "hlo" => Ok(program),
+        "hlo_with_config" => {
+            let mut module = None;
+            fields(program, |number, value| {
+                if let (1, Value::Bytes(bytes)) = (number, value) {
+                    module = Some(bytes);
+                }
+                Ok(())
+            })?;
+            module.ok_or_else(|| PjrtError::internal("optimized program without a module"))
         }
+        _ => Err(PjrtError::unimplemented(format!("optimized program of format {format:?}"))),
     }
+}
+
+/// Scans an `HloModuleProto`.
+pub(crate) fn scan(bytes: &[u8]) -> Result<Module> {
+    let mut module = Module::default();
+    scan_module(bytes, &mut module)?;
     Ok(module)
 }
 
@@ -96,6 +106,7 @@ fn scan_instruction(bytes: &[u8], module: &mut Module) -> Result<()> {
     if opcode == "custom-call" && !target.is_empty() {
         module.custom_call_targets.insert(lossy(target));
     }
+    module.uses_partition_id |= opcode == "partition-id" || opcode == "replica-id";
     if let Some(collective) = collective(&opcode) {
         *module.collectives.entry(collective.to_owned()).or_default() += 1;
     }

@@ -9,7 +9,7 @@
 use crate::abi::{self, EXT_SHARDINGS, Ptr};
 use crate::error::{PjrtError, Result, code};
 use crate::executable::LoadedExecutable;
-use crate::hlo_scan::{Module, OpSharding, scan};
+use crate::hlo_scan::{Module, OpSharding, module_bytes, scan};
 use crate::layouts::executable_layouts;
 use crate::plugin::{Api, bytes, slice, text};
 use crate::types::BufferType;
@@ -83,6 +83,8 @@ pub struct ExecMeta {
     /// Collective opcodes in the program and how often each occurs; empty means that its devices
     /// do not wait for one another.
     pub collectives: Vec<(String, u32)>,
+    /// The program asks which partition or replica it is.
+    pub uses_partition_id: bool,
     /// Targets of custom calls, sorted.
     pub custom_call_targets: Vec<String>,
 }
@@ -95,6 +97,27 @@ impl ExecMeta {
 }
 
 impl LoadedExecutable {
+    /// The optimized module, a serialized `HloModuleProto`.
+    pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
+        // SAFETY: the executable is alive.
+        let (program, format) = unsafe { optimized_program(self.client().inner.api, self.raw_executable())? };
+        Ok(module_bytes(&program, &format)?.to_vec())
+    }
+
+    /// The same program for one device at a time, to run with `only_device` on any device: one
+    /// executable for all, free of the gang that a run on all devices is. Refused for programs
+    /// whose devices depend on one another or ask who they are.
+    ///
+    /// Metadata of whole arrays must come from this executable, not from the result.
+    pub fn per_device(&self) -> Result<LoadedExecutable> {
+        let hlo = self.optimized_hlo()?;
+        let module = scan(&hlo)?;
+        if module.uses_partition_id || !module.collectives.is_empty() {
+            return Err(PjrtError::new(code::FAILED_PRECONDITION, format!("{} is no program for one device at a time", module.name)));
+        }
+        self.client().compile_backend(&hlo)
+    }
+
     /// Gathers the metadata. Serialises the optimized module, which takes milliseconds for a
     /// large program: call it once, after compilation.
     pub fn meta(&self) -> Result<ExecMeta> {
@@ -103,7 +126,8 @@ impl LoadedExecutable {
         // SAFETY: the executable is alive over all calls, which only read it; what they return
         // belongs to it and is copied.
         unsafe {
-            let module = optimized_module(api, raw)?;
+            let (program, format) = optimized_program(api, raw)?;
+            let module = scan(module_bytes(&program, &format)?)?;
             let memory = memory_stats(api, raw)?;
             let code_size = api.call::<abi::ExecutableSizeOfGeneratedCode>(|a| a.executable = raw).map_or(0, |a| a.value);
             Ok(ExecMeta {
@@ -116,6 +140,7 @@ impl LoadedExecutable {
                 code_size,
                 fingerprint: self.fingerprint().unwrap_or_default(),
                 collectives: module.collectives.into_iter().collect(),
+                uses_partition_id: module.uses_partition_id,
                 custom_call_targets: module.custom_call_targets.into_iter().collect(),
                 name: module.name,
             })
@@ -123,9 +148,11 @@ impl LoadedExecutable {
     }
 }
 
+/// The optimized program and its format.
+///
 /// # Safety
 /// `raw` is alive, here and in the functions below.
-unsafe fn optimized_module(api: &Api, raw: Ptr) -> Result<Module> {
+pub(crate) unsafe fn optimized_program(api: &Api, raw: Ptr) -> Result<(Vec<u8>, String)> {
     let mut program = abi::Padded::<abi::Program>::new();
     // SAFETY: the first call gives the size, the second fills a block of that size.
     unsafe {
@@ -139,8 +166,8 @@ unsafe fn optimized_module(api: &Api, raw: Ptr) -> Result<Module> {
             a.executable = raw;
             a.program = &raw mut program.args;
         })?;
-        let format = text(program.args.format, program.args.format_size);
-        scan(&code[..program.args.code_size.min(code.len())], &format)
+        code.truncate(program.args.code_size);
+        Ok((code, text(program.args.format, program.args.format_size)))
     }
 }
 
