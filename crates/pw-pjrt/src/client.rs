@@ -331,8 +331,12 @@ impl Client {
     /// `hlo` or `hlo_with_config`; `options` is a serialized `CompileOptionsProto`, as JAX makes
     /// it.
     pub fn compile(&self, program: &[u8], format: &str, options: &[u8]) -> Result<LoadedExecutable> {
+        // MLIR's reader of text looks for a zero behind the last byte.
+        let mut code = Vec::with_capacity(program.len() + 1);
+        code.extend_from_slice(program);
+        code.push(0);
         let mut raw_program = Padded::<abi::Program>::new();
-        raw_program.args.code = program.as_ptr().cast_mut().cast();
+        raw_program.args.code = code.as_mut_ptr().cast();
         raw_program.args.code_size = program.len();
         raw_program.args.format = format.as_ptr().cast();
         raw_program.args.format_size = format.len();

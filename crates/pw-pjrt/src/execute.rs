@@ -22,15 +22,14 @@ pub type UserData = Arc<dyn Any + Send + Sync>;
 struct ContextInner {
     api: &'static Api,
     raw: Handle,
-    /// The plugin holds the addresses of these boxes.
-    user_data: Vec<Box<UserData>>,
+    /// The plugin holds the addresses of these, so they stay where they are.
+    user_data: Box<[UserData]>,
 }
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
         // SAFETY: ours, and no run uses it any more: a run holds a clone until it is done.
         unsafe { self.api.release::<abi::ExecuteContextDestroy>(|a| a.context = self.raw.0) }
-        self.user_data.clear();
     }
 }
 
@@ -54,7 +53,7 @@ impl ExecuteContext {
         if raw.is_null() {
             return Err(PjrtError::internal("the plugin created a null context"));
         }
-        let inner = ContextInner { api, raw: Handle(raw), user_data: Vec::new() };
+        let inner = ContextInner { api, raw: Handle(raw), user_data: Box::default() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -64,16 +63,15 @@ impl ExecuteContext {
         let add =
             plugin.api.extension_fn(EXT_FFI, USER_DATA_ADD).ok_or_else(|| PjrtError::unimplemented("the plugin has no FFI user data"))?;
         let inner = Arc::get_mut(&mut context.inner).expect("just made");
-        for (ffi_type, value) in values {
-            let boxed = Box::new(value);
-            let address: *const UserData = &raw const *boxed;
-            inner.user_data.push(boxed);
-            // SAFETY: the box lives as long as the context.
+        let (types, values): (Vec<FfiType>, Vec<UserData>) = values.into_iter().unzip();
+        inner.user_data = values.into();
+        for (ffi_type, value) in types.into_iter().zip(&inner.user_data) {
+            // SAFETY: the values live, in place, as long as the context.
             unsafe {
                 plugin.api.call_fn::<abi::FfiUserDataAdd>(add, |a| {
                     a.context = inner.raw.0;
                     a.type_id = ffi_type.id();
-                    a.data = address.cast_mut().cast();
+                    a.data = (&raw const *value).cast_mut().cast();
                 })?;
             }
         }
