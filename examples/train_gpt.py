@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 CONTEXT, WIDTH, HEADS, LAYERS = 48, 96, 4, 2
 BATCH = 16
-LEARNING_RATE = 5e-3
+LEARNING_RATE = 4e-3
 TEXT_BYTES_MAX = 2_000_000
 INDENT = "    "
 ALPHABET = "\n\t" + "".join(map(chr, range(32, 127)))  # a tab stands for four spaces
@@ -170,7 +170,8 @@ def main():
     data = encode(text)
     print(f"{len(devices)} devices, first {devices[0]}; {len(text):,} characters of text", flush=True)
 
-    optimizer = optax.adamw(optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, args.steps // 20, args.steps, LEARNING_RATE / 10))
+    rate = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, args.steps // 20, args.steps, LEARNING_RATE / 10)
+    optimizer = optax.adamw(rate, b2=0.99, eps=1e-5)  # this eps keeps rounding from deciding updates of unused characters
     weights = jax.device_put(init_weights(jax.random.key(args.seed)), everywhere)
     state = jax.device_put(optimizer.init(weights), everywhere)
     step, rng = make_step(optimizer), np.random.default_rng(args.seed)
