@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 
 use super::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
-use super::outbox::{Body, Flow, Frame, Outbox, Queues};
-use super::{DownloadSink, FIRST_BYTES};
+use super::outbox::{Body, Flow, Frame, Outbox, Queues, writer_ended};
+use super::{DownloadSink, FIRST_BYTES, SLICE_BYTES};
 use crate::{NetError, magic};
 
 /// Bytes of one upload that wait to be written.
@@ -110,19 +110,16 @@ impl DataClient {
         let (read, write) = tcp.into_split();
         let shared = Arc::new(Shared { outbox: Outbox::new(), state: Mutex::default() });
         let writer = Arc::clone(&shared);
-        let writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
+        let mut writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
         let reader = Arc::clone(&shared);
         let peer = address.to_owned();
         tokio::spawn(async move {
             let why = tokio::select! {
                 why = reader.outbox.wait_closed() => why,
                 why = reader.read_all(BufReader::with_capacity(READ_BUFFER, read), &*sink) => why,
+                ended = &mut writer => writer_ended(ended),
             };
             reader.outbox.close(&why);
-            // The writer has no other end than the closing, and holds the other half of the socket.
-            if let Err(error) = writer.await {
-                tracing::error!(peer, %error, "the writer of a data-plane connection failed");
-            }
             reader.finish(&peer, &why, &*sink);
         });
         Ok(DataClient { inner: Arc::new(Inner { peer: address.to_owned(), shared }) })
@@ -163,7 +160,14 @@ impl DataClient {
     }
 
     /// Hands over the next bytes; waits while too much of this upload, or of all together, waits to be written.
-    pub async fn put_chunk(&self, session: SessionId, buffer: Handle, data: Bytes) -> Result<(), NetError> {
+    pub async fn put_chunk(&self, session: SessionId, buffer: Handle, mut data: Bytes) -> Result<(), NetError> {
+        while data.len() > SLICE_BYTES {
+            self.put_slice(session, buffer, data.split_to(SLICE_BYTES)).await?;
+        }
+        self.put_slice(session, buffer, data).await
+    }
+
+    async fn put_slice(&self, session: SessionId, buffer: Handle, data: Bytes) -> Result<(), NetError> {
         let key = (session, buffer);
         self.when_room(|queues| {
             let Some(put) = queues.get(key) else { return Some(Err(self.wrong(session, buffer, "is not under way"))) };

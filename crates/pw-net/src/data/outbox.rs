@@ -13,6 +13,7 @@ use pw_types::{Handle, SessionId};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinError;
 
 use super::frame::{HEADER, Header, Key};
 use super::{DownloadSource, FIRST_BYTES, SLICE_BYTES};
@@ -239,11 +240,11 @@ impl<F: Flow> Outbox<F> {
         closing.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone()).unwrap_or_default()
     }
 
-    /// Writes until the connection is to end; a failed write ends it.
-    pub(super) async fn write_to(&self, mut half: OwnedWriteHalf) {
+    /// Writes until the connection is to end; a failed write ends it. Gives the reason.
+    pub(super) async fn write_to(&self, mut half: OwnedWriteHalf) -> String {
         tokio::select! {
-            _ = self.wait_closed() => {}
-            Err(error) = self.write_all(&mut half) => self.close(&format!("writing failed: {error}")),
+            why = self.wait_closed() => why,
+            Err(error) = self.write_all(&mut half) => format!("writing failed: {error}"),
         }
     }
 
@@ -262,6 +263,14 @@ impl<F: Flow> Outbox<F> {
             finished.clear();
         }
     }
+}
+
+/// Why the task of a writer ended. It panics only where a source of bytes does.
+pub(super) fn writer_ended(ended: Result<String, JoinError>) -> String {
+    ended.unwrap_or_else(|error| {
+        tracing::error!(%error, "the writer of a data-plane connection failed");
+        format!("its writer failed: {error}")
+    })
 }
 
 /// Headers and bodies in as few system calls as the socket allows.

@@ -12,7 +12,7 @@ use tokio::net::tcp::OwnedReadHalf;
 
 use super::{Connection, Shared, same_token};
 use crate::data::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
-use crate::data::outbox::Outbox;
+use crate::data::outbox::{Outbox, writer_ended};
 use crate::data::{UploadSink, UploadTarget};
 use crate::{NetError, magic};
 
@@ -34,18 +34,16 @@ pub(super) async fn serve(mut tcp: TcpStream, peer: String, shared: &Shared) {
     let (read, write) = tcp.into_split();
     let connection = Arc::new(Connection { peer, outbox: Outbox::new() });
     let writer = Arc::clone(&connection);
-    let writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
+    let mut writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
     let mut uploads = Uploads { shared, connection: &connection, sink: &*shared.sink, open: BTreeMap::new(), scrap: Vec::new() };
     let mut stop = shared.stop.subscribe();
     let why = tokio::select! {
         why = connection.outbox.wait_closed() => why,
         why = uploads.read_all(BufReader::with_capacity(READ_BUFFER, read)) => why,
+        ended = &mut writer => writer_ended(ended),
         _ = stop.wait_for(|stop| *stop) => "the worker ends".to_owned(),
     };
     connection.outbox.close(&why);
-    if let Err(error) = writer.await {
-        tracing::error!(peer = connection.peer, %error, "the writer of a data-plane connection failed");
-    }
     uploads.end(&why);
 }
 
