@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Host memory that a plugin uses in place lives until the plugin says that it is done.
-//! 2. While a `HostView` exists its buffer is alive and the plugin refuses to donate it.
+//! 2. While a `HostView` exists its bytes are neither freed nor written.
 //! 3. Host data is dense and row-major; types under eight bits take one byte per element there.
 
 use std::ops::Deref;
@@ -67,8 +67,7 @@ impl Client {
         let (buffer, done) =
             unsafe { self.upload(data.as_ptr(), semantics, (element_type, dims), strides.unwrap_or(&[]), device, memory_kind)? };
         if in_place {
-            let block = data.into_block();
-            done.on_ready(Box::new(move |_| drop(block)));
+            done.keep_until_ready(data.into_block());
         }
         Ok(buffer)
     }
@@ -136,6 +135,9 @@ impl Client {
         memory_kind: Option<&str>,
     ) -> Result<Buffer> {
         element_count(dims)?;
+        if element_type == BufferType::Token {
+            return Err(PjrtError::invalid("a token in error is a PRED[0] array in error"));
+        }
         let memory = self.raw_memory(device, memory_kind)?;
         let order = abi::row_major(dims.len());
         let layout = abi::dense_layout(&order);
@@ -405,8 +407,9 @@ impl Buffer {
     }
 }
 
-/// Contents of a buffer in host memory, read in place. Keeps the buffer alive; donating or
-/// deleting it meanwhile does not touch these bytes.
+/// Contents of a buffer in host memory, read in place. Keeps the buffer alive; deleting it
+/// meanwhile does not touch these bytes, and a run that would take it over copies it instead
+/// and leaves it undeleted.
 pub struct HostView {
     buffer: Buffer,
     address: usize,

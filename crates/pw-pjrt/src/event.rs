@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::abi::{self, Ptr};
-use crate::error::{PjrtError, Result, code};
+use crate::error::{PjrtError, Result};
 use crate::plugin::{Api, Handle};
 
 /// What an event calls when it fires.
@@ -84,7 +84,23 @@ impl Event {
     /// Calls `callback` when it fires: at once on this thread, or later on a thread of the
     /// plugin. It must not block there, nor wait for other work of the same plugin.
     pub fn on_ready(&self, callback: ReadyCallback) {
-        let Some(inner) = &self.inner else { return callback(Ok(())) };
+        if let Err((e, callback)) = self.register(callback) {
+            callback(Err(e));
+        }
+    }
+
+    /// Keeps a value until it fires; for ever if the plugin does not tell when.
+    pub(crate) fn keep_until_ready<T: Send + 'static>(&self, value: T) {
+        if let Err((_, callback)) = self.register(Box::new(move |_| drop(value))) {
+            std::mem::forget(callback);
+        }
+    }
+
+    fn register(&self, callback: ReadyCallback) -> std::result::Result<(), (PjrtError, ReadyCallback)> {
+        let Some(inner) = &self.inner else {
+            callback(Ok(()));
+            return Ok(());
+        };
         let waiting = Box::into_raw(Box::new(Waiting { api: inner.api, callback }));
         // SAFETY: the event is alive; `fire` takes the box.
         let result = unsafe {
@@ -94,18 +110,15 @@ impl Event {
                 a.user_arg = waiting.cast();
             })
         };
-        if let Err(e) = result {
+        match result {
+            Ok(_) => Ok(()),
             // SAFETY: a refused registration does not call back, so the box is still ours.
-            let waiting = unsafe { Box::from_raw(waiting) };
-            (waiting.callback)(Err(e));
+            Err(e) => Err((e, unsafe { Box::from_raw(waiting) }.callback)),
         }
     }
 
-    /// Waits, treating a panic-worthy state as an error of this crate.
+    /// As `wait`, with a text of what was waited for.
     pub(crate) fn wait_named(&self, what: &str) -> Result<()> {
-        self.wait().map_err(|e| {
-            let code = if e.code == 0 { code::INTERNAL } else { e.code };
-            PjrtError::new(code, format!("{what}: {}", e.message))
-        })
+        self.wait().map_err(|e| PjrtError::new(e.code, format!("{what}: {}", e.message)))
     }
 }

@@ -84,7 +84,7 @@ impl LoadedExecutable {
         self.inner.num_outputs
     }
 
-    /// Number of addressable devices it runs on.
+    /// Number of addressable devices it runs on; 0 for one that runs on any (`per_device`).
     pub fn num_devices(&self) -> usize {
         self.inner.devices.len()
     }

@@ -168,8 +168,7 @@ impl LoadedExecutable {
 /// Holds a context for runs that have not finished yet.
 fn keep_until_done(context: &ExecuteContext, done: &[Event]) {
     for event in done.iter().filter(|e| !e.is_ready()) {
-        let context = context.clone();
-        event.on_ready(Box::new(move |_| drop(context)));
+        event.keep_until_ready(context.clone());
     }
 }
 

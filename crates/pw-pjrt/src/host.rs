@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::error::{PjrtError, Result};
+use crate::error::{PjrtError, Result, code};
 
 /// Alignment that makes a transfer without a copy possible.
 pub const ALIGNMENT: usize = 64;
@@ -37,14 +37,21 @@ impl std::fmt::Debug for AlignedBlock {
 }
 
 impl AlignedBlock {
-    /// A block of `len` zeros.
+    /// A block of `len` zeros. Aborts where there is no memory; a size that came from elsewhere
+    /// is for `try_zeroed`.
     pub fn zeroed(len: usize) -> Self {
+        Self::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(Self::layout(len)))
+    }
+
+    /// A block of `len` zeros, or RESOURCE_EXHAUSTED.
+    pub fn try_zeroed(len: usize) -> Result<Self> {
         if len == 0 {
             // Aligned, though it points nowhere.
             let data = NonNull::<Line>::dangling().cast();
-            return Self { data, len, capacity: 0 };
+            return Ok(Self { data, len, capacity: 0 });
         }
-        let layout = Self::layout(len);
+        let none = || PjrtError::new(code::RESOURCE_EXHAUSTED, format!("no block of {len} bytes"));
+        let layout = Layout::from_size_align(len, ALIGNMENT).map_err(|_| none())?;
         let data = if len >= MAP_FROM {
             // SAFETY: a fresh private mapping; no file, no fixed address.
             let at = unsafe {
@@ -55,8 +62,8 @@ impl AlignedBlock {
             // SAFETY: the size is not zero.
             unsafe { alloc_zeroed(layout) }
         };
-        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        Self { data, len, capacity: len }
+        let data = NonNull::new(data).ok_or_else(none)?;
+        Ok(Self { data, len, capacity: len })
     }
 
     /// A block with a copy of `bytes`.
@@ -213,6 +220,14 @@ mod tests {
             assert!(block.iter().all(|&b| b == 7));
             block.truncate(len / 2);
             assert_eq!(block.len(), len / 2);
+        }
+    }
+
+    #[test]
+    fn too_large_a_block_is_an_error() {
+        for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            let e = AlignedBlock::try_zeroed(len).unwrap_err();
+            assert_eq!(e.code, code::RESOURCE_EXHAUSTED);
         }
     }
 

@@ -21,6 +21,10 @@ fn missing() -> PjrtError {
 
 pub(crate) fn default_layout(client: &Client, element_type: BufferType, dims: &[i64]) -> Result<String> {
     crate::types::element_count(dims)?;
+    if element_type == BufferType::Token {
+        // Some plugins abort the process over this.
+        return Err(PjrtError::invalid("a token has no layout"));
+    }
     let api = client.inner.api;
     let f = api.extension_fn(EXT_LAYOUTS, CLIENT_DEFAULT).ok_or_else(missing)?;
     // SAFETY: the client is alive and the dimensions live over the call.

@@ -49,3 +49,15 @@ mod meta;
 mod plugin;
 mod types;
 mod wire;
+
+#[cfg(test)]
+mod tests {
+    fn crosses_threads<T: Send + Sync>() {}
+
+    #[test]
+    fn handles_are_send_and_sync() {
+        crosses_threads::<(crate::Plugin, crate::Client, crate::LoadedExecutable)>();
+        crosses_threads::<(crate::Buffer, crate::HostView, crate::Event, crate::Execution)>();
+        crosses_threads::<(crate::ExecuteContext, crate::HostBytes, crate::ExecMeta)>();
+    }
+}

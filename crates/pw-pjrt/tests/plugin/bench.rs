@@ -35,14 +35,22 @@ fn launches() {
     });
 
     let client = client(plugin, 8);
+    let start = Instant::now();
     let add8 = compile(&client, "add8");
+    println!("x+1 for 8 devices: {:?} to compile", start.elapsed());
     let shards: Vec<Buffer> = (0..8).map(|d| upload(&client, &[1.; 6], &[2, 3], d)).collect();
     let lists: Vec<Vec<&Buffer>> = shards.iter().map(|b| vec![b]).collect();
     let all = || {
         let run = add8.execute(&lists, ExecuteOptions::default()).unwrap();
         run.done.iter().for_each(|e| e.wait().unwrap());
     };
+    let start = Instant::now();
     let per_device = add8.per_device().unwrap();
+    println!("per-device form of x+1: {:?} to compile", start.elapsed());
+    let bytes = per_device.serialize().unwrap();
+    let start = Instant::now();
+    drop(client.deserialize_and_load(&bytes).unwrap());
+    println!("and {:?} to load its {} bytes", start.elapsed(), bytes.len());
     let one_by_one = || {
         for d in 0..8 {
             let only = ExecuteOptions { only_device: Some(d), ..Default::default() };
@@ -83,4 +91,44 @@ fn launches() {
     let view = big.host_view().unwrap().unwrap();
     println!("64 MB host_view: {:?}", start.elapsed());
     drop(view);
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn leaks() {
+    let Some(plugin) = plugin() else { return };
+    let client = client(plugin, 8);
+    let exe = compile(&client, "leftover8");
+    let add = compile(&client, "add8").per_device().unwrap();
+    let block = std::sync::Arc::new(pw_pjrt::AlignedBlock::zeroed(4096));
+    let context = pw_pjrt::ExecuteContext::new(plugin, vec![]).unwrap();
+    let x = upload(&client, &[1.; 6], &[2, 3], 3);
+    let only = ExecuteOptions { only_device: Some(3), context: Some(&context), ..Default::default() };
+    let steps: [(&str, &dyn Fn()); 5] = [
+        ("meta", &|| drop(exe.meta().unwrap())),
+        ("execute", &|| drop(add.execute(&[vec![&x]], only).unwrap())),
+        ("upload in place and view", &|| {
+            let part = pw_pjrt::HostBytes::shared(block.clone(), 0..4096).unwrap();
+            let f32 = pw_pjrt::BufferType::F32;
+            let b = client.buffer_from_host(part, f32, &[1024], None, 0, None).unwrap();
+            assert_eq!(b.host_view().unwrap().unwrap().len(), 4096);
+        }),
+        ("error", &|| drop(client.deserialize_and_load(b"garbage").err())),
+        ("layout", &|| {
+            client.default_layout(pw_pjrt::BufferType::F32, &[2, 3]).unwrap();
+        }),
+    ];
+    for (what, step) in steps {
+        (0..500).for_each(|_| step());
+        let before = resident_kib();
+        (0..2000).for_each(|_| step());
+        println!("{what}: {} KiB more after 2000 times", resident_kib() - before);
+    }
+    assert_eq!(std::sync::Arc::strong_count(&block), 1);
 }

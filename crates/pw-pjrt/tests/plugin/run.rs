@@ -158,7 +158,6 @@ fn wrong_calls_are_errors_with_a_text() {
     let client = client(plugin, 2);
     let opts = options("add1");
     let e = client.compile(b"module { garbage", "mlir", &opts).unwrap_err();
-    println!("garbage MLIR: {e}");
     assert!(e.code != 0 && e.message.contains("garbage"), "{e}");
     assert!(client.compile(b"", "nonsense", &opts).is_err());
     assert!(client.deserialize_and_load(b"garbage").is_err());
@@ -175,6 +174,13 @@ fn wrong_calls_are_errors_with_a_text() {
     let other = crate::client(plugin, 1);
     let foreign = upload(&other, &[1.; 4], &[4], 0);
     assert!(run(&[vec![&foreign]]).message.contains("another client"));
+    let elsewhere = ExecuteOptions { only_device: Some(1), ..Default::default() };
+    let e = exe.execute(&[vec![&there]], elsewhere).unwrap_err();
+    assert_eq!(e.code, code::INVALID_ARGUMENT, "{e}");
+    let here = ExecuteOptions { only_device: Some(0), ..Default::default() };
+    exe.execute(&[vec![&x]], here).unwrap();
+    exe.execute(&[vec![&x]], here).unwrap().done[0].wait().unwrap();
+    assert_eq!(exe.per_device().unwrap().num_devices(), 0);
     let far = ExecuteOptions { only_device: Some(9), ..Default::default() };
     assert!(exe.execute(&[vec![&x]], far).is_err());
 }

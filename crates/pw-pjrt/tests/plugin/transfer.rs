@@ -130,7 +130,7 @@ fn odd_types_and_shapes_go_there_and_back() {
     round(BufferType::C128, &[1], &[9; 16]);
     round(BufferType::F8E4M3Fn, &[2, 2], &[1, 2, 3, 4]);
     let s4 = round(BufferType::S4, &[3, 5], &[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6]);
-    println!("15 int4 elements take {} bytes on the device", s4.on_device_size().unwrap());
+    assert_eq!(s4.on_device_size().unwrap(), 8);
     assert!(s4.host_view().unwrap().is_none());
     let exe = compile(&client, "int4");
     let run = exe.execute(&[vec![&s4]], ExecuteOptions::default()).unwrap();
@@ -179,12 +179,12 @@ fn a_view_holds_the_bytes_against_delete_and_donation() {
     assert_eq!(f32s(&view), [5.; 64]);
     let donate = compile(&client, "donate1");
     let y = upload(&client, &[2.; 64], &[64], 0);
-    let result = donate.execute(&[vec![&x, &y]], ExecuteOptions::default());
-    println!("donating under a view: {:?}", result.as_ref().err());
-    if let Ok(run) = result {
-        let done = run.done[0].wait();
-        println!("its event: {done:?}");
-    }
+    let run = donate.execute(&[vec![&x, &y]], ExecuteOptions::default()).unwrap();
+    run.done[0].wait().unwrap();
+    assert_ne!(run.outputs[0][0].unsafe_pointer().unwrap(), view.as_ptr() as usize);
+    assert_eq!(f32s(&run.outputs[0][0].to_vec().unwrap()), [7.; 64]);
+    // The run copied instead of taking it over.
+    assert!(!x.is_deleted().unwrap());
     assert_eq!(f32s(&view), [5.; 64]);
     drop(view);
 
