@@ -294,3 +294,102 @@ async fn write_frames(half: &mut OwnedWriteHalf, frames: &[Frame]) -> io::Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::Kind;
+    use super::*;
+
+    const S: SessionId = SessionId(1);
+
+    /// So many bytes to send.
+    struct Bulk {
+        begun: bool,
+        left: usize,
+    }
+
+    impl Flow for Bulk {
+        fn is_fresh(&self) -> bool {
+            !self.begun
+        }
+
+        fn is_ready(&self) -> bool {
+            !self.begun || self.left > 0
+        }
+
+        fn waiting_bytes(&self) -> usize {
+            self.left
+        }
+
+        fn is_finished(&self) -> bool {
+            self.begun && self.left == 0
+        }
+
+        fn next(&mut self, key: Key, limit: usize) -> Frame {
+            self.begun = true;
+            let length = self.left.min(limit);
+            self.left -= length;
+            Frame::control(Kind::Chunk, key, 0, Bytes::from(vec![0; length]))
+        }
+    }
+
+    fn insert(outbox: &Outbox<Bulk>, buffer: u64, left: usize) {
+        outbox.lock().insert((S, Handle(buffer)), Bulk { begun: false, left });
+    }
+
+    /// The frames of the next write as (buffer, bytes), and how many transfers it finishes.
+    fn write(outbox: &Outbox<Bulk>) -> (Vec<(u64, usize)>, usize) {
+        let (mut frames, mut finished) = (Vec::new(), Vec::new());
+        outbox.lock().take(&mut frames, &mut finished);
+        (frames.iter().map(|f| (f.header.buffer.0, f.header.body as usize)).collect(), finished.len())
+    }
+
+    #[test]
+    fn transfers_take_turns_and_small_ones_overtake() {
+        let outbox = Outbox::new();
+        for buffer in 1..=3 {
+            insert(&outbox, buffer, 3 * SLICE_BYTES);
+        }
+        let first = [(1, FIRST_BYTES), (2, FIRST_BYTES), (3, FIRST_BYTES)];
+        assert_eq!(write(&outbox), ([&first[..], &[(1, SLICE_BYTES)]].concat(), 0));
+        assert_eq!(write(&outbox), (vec![(2, SLICE_BYTES)], 0));
+        // What comes now is in the very next write, whoever's turn it is.
+        insert(&outbox, 9, 4);
+        outbox.lock().push(Frame::control(Kind::Attach, (S, Handle(0)), 0, Bytes::new()));
+        assert_eq!(write(&outbox), (vec![(0, 0), (9, 4), (3, SLICE_BYTES)], 1));
+        assert_eq!(write(&outbox), (vec![(1, SLICE_BYTES)], 0));
+    }
+
+    #[test]
+    fn no_class_shuts_out_another() {
+        let outbox = Outbox::new();
+        insert(&outbox, 1, 4 * SLICE_BYTES);
+        write(&outbox);
+        for _ in 0..2 * FRAMES_PER_WRITE {
+            outbox.lock().push(Frame::control(Kind::Attach, (S, Handle(0)), 0, Bytes::new()));
+        }
+        for buffer in 100..400 {
+            insert(&outbox, buffer, 4);
+        }
+        let (frames, finished) = write(&outbox);
+        assert_eq!(finished, FRESH_PER_WRITE - CONTROL_PER_WRITE);
+        assert_eq!(frames.len(), FRESH_PER_WRITE + 1);
+        assert_eq!(frames.last(), Some(&(1, SLICE_BYTES)));
+    }
+
+    #[test]
+    fn what_is_removed_is_not_written() {
+        let outbox = Outbox::new();
+        for buffer in 1..=3 {
+            insert(&outbox, buffer, 10);
+        }
+        assert_eq!(outbox.lock().waiting_bytes(), 30);
+        assert!(outbox.lock().remove((S, Handle(2))).is_some());
+        insert(&outbox, 3, 5);
+        assert_eq!(write(&outbox), (vec![(1, 10), (3, 5)], 2));
+        insert(&outbox, 4, 10);
+        assert_eq!(outbox.lock().remove_session(S).len(), 1);
+        assert_eq!(write(&outbox), (vec![], 0));
+        assert_eq!(outbox.lock().waiting_bytes(), 0);
+    }
+}
