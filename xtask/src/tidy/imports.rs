@@ -79,11 +79,8 @@ fn dependencies(manifest: &str) -> Vec<(usize, &str)> {
             let section = section.trim_end_matches(']');
             inside = section.ends_with("dependencies") && !section.ends_with("dev-dependencies") && !section.starts_with("workspace");
             // The long form, [dependencies.NAME].
-            if let Some((table, name)) = section.rsplit_once("dependencies.") {
-                if !table.ends_with("dev-") && !table.starts_with("workspace") {
-                    found.push((index + 1, name));
-                }
-            }
+            let long = section.rsplit_once("dependencies.");
+            found.extend(long.filter(|(t, _)| !t.ends_with("dev-") && !t.starts_with("workspace")).map(|(_, name)| (index + 1, name)));
         } else if inside && !line.starts_with('#') && line.contains('=') {
             let key = line.split('=').next().unwrap_or("").trim().trim_matches('"');
             found.push((index + 1, key.split('.').next().unwrap_or(key)));
