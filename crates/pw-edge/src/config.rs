@@ -15,12 +15,14 @@ pub struct EdgeConfig {
     pub unread_soft: usize,
     /// Beyond it the session ends at once.
     pub unread_hard: usize,
-    /// How long a client may leave responses unread while it is waited for.
+    /// How long a client may leave responses unread while it is waited for. Then its connection is ended.
     pub unread_wait: Duration,
     /// Download bytes that lie here without a reader.
     pub unfetched_bytes: usize,
     /// After so long uploads to a worker that cannot be reached fail.
     pub connect_wait: Duration,
+    /// How long a result may be missing after a worker was lost that may have had it.
+    pub offer_wait: Duration,
     /// Between pings, and for their answer.
     pub keepalive: Duration,
 }
@@ -36,6 +38,7 @@ impl Default for EdgeConfig {
             unread_wait: Duration::from_secs(60),
             unfetched_bytes: 256 << 20,
             connect_wait: Duration::from_secs(20),
+            offer_wait: Duration::from_secs(2),
             keepalive: Duration::from_secs(20),
         }
     }

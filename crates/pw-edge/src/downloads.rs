@@ -50,6 +50,8 @@ struct Download {
     arrived: u64,
     failed: Option<Status>,
     read: bool,
+    /// The client was told that it is ready: the worker has it.
+    answered: bool,
     waker: Option<Waker>,
 }
 
@@ -127,6 +129,29 @@ impl Downloads {
         for download in self.table().entries.values_mut() {
             let Some((total, from)) = &download.offer else { continue };
             if Arc::ptr_eq(from, connection) && download.arrived < *total {
+                download.failed.get_or_insert_with(|| status.clone());
+                download.wake();
+            }
+        }
+    }
+
+    pub(crate) fn answered(&self, handle: Handle) {
+        if let Some(download) = self.table().entries.get_mut(&handle) {
+            download.answered = true;
+        }
+    }
+
+    /// What was finished by a worker whose offer has not come. If a worker was lost, it may never come.
+    pub(crate) fn missing(&self) -> Vec<Handle> {
+        let table = self.table();
+        let missing = table.entries.iter().filter(|(_, download)| download.answered && download.offer.is_none());
+        missing.map(|(handle, _)| *handle).collect()
+    }
+
+    pub(crate) fn give_up(&self, handles: &[Handle], status: &Status) {
+        let mut table = self.table();
+        for handle in handles {
+            if let Some(download) = table.entries.get_mut(handle).filter(|download| download.offer.is_none()) {
                 download.failed.get_or_insert_with(|| status.clone());
                 download.wake();
             }

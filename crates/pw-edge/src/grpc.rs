@@ -184,3 +184,61 @@ impl Messages {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+
+    use super::*;
+
+    struct Pieces(VecDeque<Bytes>);
+
+    impl http_body::Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.pop_front().map(|data| Ok(Frame::data(data))))
+        }
+    }
+
+    fn messages(data: &[u8], piece: usize) -> Result<Vec<Bytes>, Status> {
+        let mut messages = Messages::new(Body::new(Pieces(data.chunks(piece).map(Bytes::copy_from_slice).collect())));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut out = Vec::new();
+        while let Poll::Ready(Some(message)) = messages.poll_next(&mut cx) {
+            out.push(message?);
+        }
+        Ok(out)
+    }
+
+    #[test]
+    fn messages_come_out_however_they_are_cut() {
+        let expected: Vec<Bytes> = [0usize, 1, 300, 0, 5].iter().map(|&length| vec![7; length].into()).collect();
+        let mut data = Vec::new();
+        for message in &expected {
+            data.push(0);
+            data.extend((message.len() as u32).to_be_bytes());
+            data.extend_from_slice(message);
+        }
+        for piece in 1..data.len() + 1 {
+            assert_eq!(messages(&data, piece).as_ref(), Ok(&expected), "pieces of {piece}");
+        }
+        assert_eq!(messages(&data[..data.len() - 1], 9).map_err(|status| status.code), Err(Code::DataLoss));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused() {
+        assert_eq!(messages(b"\x01\0\0\0\x01a", 3).map_err(|status| status.code), Err(Code::Unimplemented));
+        assert_eq!(messages(b"\0\x7f\xff\xff\xff\x01", 2).map_err(|status| status.code), Err(Code::ResourceExhausted));
+    }
+
+    #[test]
+    fn trailers_carry_the_status() {
+        assert_eq!(trailers(None)["grpc-status"], "0");
+        let map = trailers(Some(&Status::new(Code::DataLoss, "ä % gone")));
+        let back = tonic::Status::from_header_map(&map).expect("it is one");
+        assert_eq!((back.code(), back.message()), (tonic::Code::DataLoss, "ä % gone"));
+    }
+}

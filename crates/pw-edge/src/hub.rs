@@ -46,9 +46,20 @@ impl Hub {
         self.table().values().cloned().collect()
     }
 
-    pub(crate) fn fail_downloads(&self, connection: &Arc<Connection>, status: &Status) {
+    /// A worker, or the way to it, is lost: what it offered fails, and so does what it may have been about to offer.
+    pub(crate) fn fail_downloads(&self, connection: Option<&Arc<Connection>>, status: &Status) {
         for session in self.sessions() {
-            session.downloads.lost(connection, status);
+            if let Some(connection) = connection {
+                session.downloads.lost(connection, status);
+            }
+            let missing = session.downloads.missing();
+            if !missing.is_empty() {
+                let (wait, status) = (self.config.offer_wait, status.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(wait).await;
+                    session.downloads.give_up(&missing, &status);
+                });
+            }
         }
     }
 

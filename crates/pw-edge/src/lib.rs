@@ -14,6 +14,7 @@
 //! Must never: wait for the core or a worker on the path of another session, or hold a lock across an `await`.
 
 mod config;
+mod connection;
 mod downloads;
 mod grpc;
 mod hub;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use pw_types::{Code, Event, Status, ToEdge};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio_stream::StreamExt;
 use tonic::transport::server::TcpIncoming;
 
 pub use config::{EdgeConfig, EdgeError};
@@ -66,7 +68,7 @@ pub async fn serve(
         .max_frame_size(FRAME)
         .http2_keepalive_interval(Some(keepalive))
         .http2_keepalive_timeout(Some(keepalive));
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(|tcp| tcp.map(connection::Connection::new));
     let mut tasks = tokio::task::JoinSet::new();
     let service = service::Service::new(Arc::clone(&hub));
     tasks.spawn(async move {

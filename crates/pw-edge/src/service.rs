@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use pw_proto::ifrt::{self, PROTOCOL_VERSIONS, pb};
 use pw_types::{Code, Handle, SessionId, Status};
 
+use crate::connection::ConnectionHandle;
 use crate::downloads::Lookup;
 use crate::grpc::{self, Body, Messages};
 use crate::hub::Hub;
@@ -55,7 +56,7 @@ async fn call(hub: Arc<Hub>, request: http::Request<Body>) -> Result<Response, S
             let version = Some(version(&asked)?);
             Ok(grpc::respond(grpc::Once::of(&pb::GrpcGetVersionResponse { version })))
         }
-        Some("IfrtSession") => Ok(open(hub, &head.headers, body)),
+        Some("IfrtSession") => Ok(open(hub, &head, body)),
         Some("HostBufferStore") => {
             let meta: pb::GrpcHostBufferStoreMetadata = grpc::binary_header(&head.headers, STORE_HEADER)?;
             let total = u64::try_from(meta.buffer_size).map_err(|_| Status::invalid("the size of a host buffer is negative"))?;
@@ -110,8 +111,8 @@ fn version(asked: &pb::GrpcGetVersionRequest) -> Result<pb::IfrtProxyVersion, St
 
 /// Begins a session. What is wrong with it is told in the answer to its first request: the status of the stream itself does
 /// not reach the user.
-fn open(hub: Arc<Hub>, headers: &http::HeaderMap, body: Body) -> Response {
-    let asked = grpc::binary_header(headers, SESSION_HEADER).and_then(|meta: pb::GrpcIfrtSessionMetadata| {
+fn open(hub: Arc<Hub>, head: &http::request::Parts, body: Body) -> Response {
+    let asked = grpc::binary_header(&head.headers, SESSION_HEADER).and_then(|meta: pb::GrpcIfrtSessionMetadata| {
         let version = meta.version.unwrap_or_default().protocol_version;
         if !PROTOCOL_VERSIONS.contains(&version) {
             return Err(Status::new(Code::FailedPrecondition, format!("a session in IFRT proxy protocol {version} cannot be served")));
@@ -124,8 +125,20 @@ fn open(hub: Arc<Hub>, headers: &http::HeaderMap, body: Body) -> Response {
             break Session::new(id, &hub);
         }
     };
-    tokio::spawn(session::read(hub, Arc::clone(&session), asked, Messages::new(body)));
-    grpc::respond(Responses::new(session))
+    let connection = head.extensions.get::<ConnectionHandle>().cloned();
+    let (responses, taken) = Responses::new(Arc::clone(&session));
+    tokio::spawn(async move {
+        let wait = hub.config.unread_wait;
+        session::read(hub, session, asked, Messages::new(body)).await;
+        // What was answered before the end is still read by an honest client.
+        if tokio::time::timeout(wait, taken).await.is_err() {
+            tracing::warn!("a client that does not read its responses is cut off");
+            if let Some(connection) = connection {
+                connection.end();
+            }
+        }
+    });
+    grpc::respond(responses)
 }
 
 /// Not to be guessed: whoever knows it can read and write the session's host buffers.

@@ -16,7 +16,7 @@ use http_body::Frame;
 use pw_proto::ifrt::{self, Attribute, Decoded, Incoming, Local, Meta, pb};
 use pw_types::{Code, Event, Handle, OpId, Reply, Request, SessionId, SessionView, Status};
 use rustc_hash::FxHasher;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::downloads::Downloads;
 use crate::grpc::{self, Messages};
@@ -161,6 +161,11 @@ impl Session {
         let mut wire = self.wire();
         match result {
             Ok(reply) => {
+                if reply == Reply::CopyToHost
+                    && let Some(handle) = wire.pending.get(&op.0).and_then(|pending| pending.download)
+                {
+                    self.downloads.answered(handle);
+                }
                 if let Some(meta) = wire.answer(op) {
                     wire.send(&ifrt::encode_reply(op, &reply, meta));
                 }
@@ -403,11 +408,14 @@ async fn finish(hub: &Hub, session: &Session, opened: bool) {
 pub(crate) struct Responses {
     session: Arc<Session>,
     done: bool,
+    /// Dropped with the body: when all of it was handed on, or the client is gone.
+    _taken: oneshot::Sender<Infallible>,
 }
 
 impl Responses {
-    pub(crate) fn new(session: Arc<Session>) -> Responses {
-        Responses { session, done: false }
+    pub(crate) fn new(session: Arc<Session>) -> (Responses, oneshot::Receiver<Infallible>) {
+        let (_taken, taken) = oneshot::channel();
+        (Responses { session, done: false, _taken }, taken)
     }
 }
 

@@ -145,3 +145,79 @@ fn varint(value: &mut u64, bits: &mut u32, byte: u8) -> Result<(), Status> {
     *bits += 7;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use pw_proto::ifrt::pb::GrpcHostBufferStoreRequest;
+
+    use super::*;
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((self.0 >> 33) % n as u64) as usize
+        }
+    }
+
+    fn framed(message: &[u8]) -> Vec<u8> {
+        let mut data = vec![0];
+        data.extend((message.len() as u32).to_be_bytes());
+        data.extend_from_slice(message);
+        data
+    }
+
+    /// Feeds `data` in pieces of random lengths.
+    fn decode(data: &[u8], random: &mut Random) -> Result<Vec<u8>, Status> {
+        let (mut decoder, mut out, mut rest) = (StoreDecoder::default(), Vec::new(), data);
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(1 + random.below(rest.len()));
+            let mut frame = Bytes::copy_from_slice(now);
+            while let Some(piece) = decoder.next(&mut frame)? {
+                out.extend_from_slice(&piece);
+            }
+            rest = later;
+        }
+        decoder.finish()?;
+        Ok(out)
+    }
+
+    #[test]
+    fn the_payload_comes_out_however_it_is_cut() {
+        let mut random = Random(1);
+        for _ in 0..300 {
+            let (mut stream, mut expected) = (Vec::new(), Vec::new());
+            for _ in 0..random.below(5) {
+                let data: Vec<u8> = (0..random.below(400)).map(|_| random.below(256) as u8).collect();
+                let mut message = GrpcHostBufferStoreRequest { data: data.clone().into() }.encode_to_vec();
+                // Fields of a newer client are skipped: a number, a fixed one, bytes.
+                for extra in [&[0x10, 0x81, 0x01][..], &[0x1d, 1, 2, 3, 4], &[0x22, 2, 9, 9], &[0x2a, 0]] {
+                    if random.below(2) == 0 {
+                        message.extend_from_slice(extra);
+                    }
+                }
+                stream.extend(framed(&message));
+                expected.extend(data);
+            }
+            assert_eq!(decode(&stream, &mut random), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn malformed_streams_are_errors() {
+        let mut random = Random(2);
+        for bad in [&b"\x0a\x05ab"[..], b"\x0a", b"\x0a\x80", b"\x10", b"\x0b", b"\x00\x01", b"\x10\xff"] {
+            assert!(decode(&framed(bad), &mut random).is_err(), "{bad:?}");
+        }
+        assert!(decode(&framed(b"\x0a\x01a")[..7], &mut random).is_err());
+        assert!(decode(b"\x01\0\0\0\0", &mut random).is_err());
+        assert!(decode(b"\0\xff\xff\xff\xff", &mut random).is_err());
+        for _ in 0..20_000 {
+            let data: Vec<u8> = (0..random.below(60)).map(|_| random.below(256) as u8).collect();
+            let _ = decode(&data, &mut random);
+            let _ = decode(&framed(&data), &mut random);
+        }
+    }
+}

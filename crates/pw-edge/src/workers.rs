@@ -98,9 +98,8 @@ impl Workers {
         let Some(worker) = worker else { return };
         let link = worker.link.borrow().clone();
         drop(worker);
-        if let Link::Up(connection) = link {
-            hub.fail_downloads(&connection, &lost(slot, "it is down"));
-        }
+        let connection = if let Link::Up(connection) = &link { Some(connection) } else { None };
+        hub.fail_downloads(connection, &lost(slot, "it is down"));
     }
 
     pub(crate) fn shut_down(&self) {
@@ -237,8 +236,8 @@ impl DownloadSink for Sink {
 
     fn disconnected(&self, reason: &str) {
         tracing::debug!(slot = %self.slot, reason, "the data plane of a worker broke off");
-        if let (Some(hub), Some(connection)) = (self.hub.upgrade(), self.connection()) {
-            hub.fail_downloads(&connection, &lost(self.slot, reason));
+        if let Some(hub) = self.hub.upgrade() {
+            hub.fail_downloads(self.connection().as_ref(), &lost(self.slot, reason));
         }
         self.gone.notify_one();
     }
