@@ -49,3 +49,7 @@ def _message(report):
 def pytest_runtest_logfinish(nodeid, location):
     outcome, message = _outcomes.get(nodeid, ("failed", "no report"))
     _write("end", _name(nodeid), outcome, message)
+
+
+def pytest_unconfigure(config):
+    _record.close()
