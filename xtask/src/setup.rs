@@ -74,12 +74,15 @@ fn build(root: &Path) -> Result<(), String> {
         root,
         "build",
         "building the binary (release)",
-        Command::new(cargo()).current_dir(root).args(["build", "--release", "--package", "pw-cli", "--package", "pw-sleep"]),
+        cargo(root).args(["build", "--release", "--package", "pw-cli", "--package", "pw-sleep"]),
     )
 }
 
-pub(crate) fn cargo() -> String {
-    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+/// Cargo for this checkout. Builds go to its own target folder whatever the user has set: the tasks look for the binary there.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+    command.current_dir(root).env("CARGO_TARGET_DIR", root.join("target"));
+    command
 }
 
 /// `path` as a person in the checkout would write it.

@@ -60,9 +60,7 @@ pub(crate) fn task(root: &Path, args: &[String]) -> Result<(), String> {
 }
 
 fn cargo(root: &Path, args: &[&str], total: &mut Counts) -> Result<(), String> {
-    let mut command = Command::new(setup::cargo());
-    command.current_dir(root).args(args);
-    let status = run::shown(&mut command, LIMIT, |line| total.add_cargo(line))?;
+    let status = run::shown(setup::cargo(root).args(args), LIMIT, |line| total.add_cargo(line))?;
     if status.success() { Ok(()) } else { Err(format!("cargo {} ended with {status}", args[0])) }
 }
 
