@@ -60,7 +60,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         return Ok(code);
     }
     crate::start_logging();
-    cluster::watch_parent(args.parent_pid);
     let plugin = plugin::find(args.plugin.clone(), None)?;
     let cache_dir = cluster::cache_dir(args.cache_dir.clone())?;
     if args.compile_only {
@@ -91,6 +90,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         host: cluster::host_name(),
         build: crate::build::id().to_owned(),
         compile_child,
+        parent_pid: args.parent_pid,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().thread_name("io").build()?;
     let result = runtime.block_on(async {
