@@ -13,6 +13,7 @@
 //! Must never: see a byte of a tensor, a socket, a clock or a thread (A1). The shell around it turns [`ExecEffect`]s
 //! into work and answers with [`ExecEvent`]s; the same events give the same effects (A3).
 
+mod audit;
 mod check;
 mod core;
 mod event;

@@ -24,12 +24,12 @@ const SHARDS_MAX: u32 = 1 << 16;
 /// Where an upload and the command that wants it meet. Entries leave when both have come, or with the session.
 #[derive(Debug)]
 pub(crate) struct Uploads {
-    sessions: FxHashMap<SessionId, BTreeMap<Handle, Upload>>,
+    pub(crate) sessions: FxHashMap<SessionId, BTreeMap<Handle, Upload>>,
     detached: Recent<SessionId>,
 }
 
 #[derive(Debug)]
-enum Upload {
+pub(crate) enum Upload {
     /// The bytes are here; nobody has asked yet.
     Landed,
     Failed(Arc<Status>),
@@ -281,9 +281,8 @@ impl ExecCore {
                 uploads.remove(&buffer);
                 fx.push(ExecEffect::DropUpload { session, buffer });
             }
-            Some(Upload::Landed | Upload::Failed(_)) => {
-                self.die(format!("host buffer {buffer} of session {session} landed twice"), fx);
-            }
+            // Sent again before anybody asked: the shell has the new bytes.
+            Some(Upload::Landed | Upload::Failed(_)) => {}
         }
     }
 
@@ -291,12 +290,10 @@ impl ExecCore {
         let status = Arc::new(status);
         let uploads = self.uploads.sessions.entry(session).or_default();
         match uploads.insert(buffer, Upload::Failed(status.clone())) {
-            None => {}
+            None | Some(Upload::Failed(_)) => {}
+            Some(Upload::Landed) => fx.push(ExecEffect::DropUpload { session, buffer }),
             Some(Upload::Wanted(key)) => self.fail(key, status, 0, fx),
             Some(Upload::Abandoned) => drop(uploads.remove(&buffer)),
-            Some(Upload::Landed | Upload::Failed(_)) => {
-                self.die(format!("host buffer {buffer} of session {session} failed after its end"), fx);
-            }
         }
     }
 

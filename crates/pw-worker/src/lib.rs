@@ -1,1 +1,31 @@
 //! The shell around the worker's core: plugin, compile child, device threads, data-plane endpoint.
+//!
+//! Owns: the process that holds devices. One exec thread has the core ([`pw_exec`]) and the real buffers; one thread
+//! per device runs launches; others compile, load, copy and give memory back; tokio does the I/O. They talk by
+//! messages; the only thing they share is a slot per shard, filled once.
+//!
+//! Must never: decide what runs when (the core does), or compile in the process that serves devices.
+
+mod boxes;
+mod cache;
+mod child;
+mod compiler;
+mod convert;
+mod device;
+mod error;
+mod exec;
+mod frames;
+mod gang;
+mod options;
+mod programs;
+mod sink;
+mod store;
+mod stream;
+mod targets;
+mod transfer;
+mod wire;
+mod worker;
+
+pub use child::{CompileOnlyConfig, compile_only};
+pub use error::WorkerError;
+pub use worker::{WorkerConfig, run};

@@ -1,0 +1,106 @@
+//! The compile child: the same plugin in a process that may die. It compiles, asks the result everything that is ever
+//! wanted of it, and puts both into the cache.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use pw_pjrt::{Client, ClientOptions, ExecMeta, LoadedExecutable, Plugin};
+use pw_proto::control::{CompileChildRequest, CompileChildResponse, CompiledProgram};
+use pw_types::{CompileReport, Status};
+
+use crate::cache::{Cache, hex};
+use crate::error::WorkerError;
+use crate::{convert, frames, targets};
+
+/// Larger programs take longer than what their other form saves, and it takes another compile.
+const SINGLE_HLO_BYTES_MAX: usize = 64 << 10;
+
+#[derive(Clone, Debug)]
+pub struct CompileOnlyConfig {
+    pub plugin: PathBuf,
+    /// As the worker's.
+    pub devices: Option<u32>,
+    pub cache_dir: PathBuf,
+    pub test_targets: bool,
+}
+
+/// Serves compile requests from standard input until it ends; answers go to standard output.
+///
+/// `TF_CPP_MIN_LOG_LEVEL` must have been set by whoever started this process.
+pub fn compile_only(config: CompileOnlyConfig) -> Result<(), WorkerError> {
+    let (sender, requests) = mpsc::channel();
+    // The end of the input is the end of the worker, also in the middle of a compile that takes minutes.
+    std::thread::spawn(move || {
+        let mut input = std::io::stdin().lock();
+        while let Ok(Some(request)) = frames::read::<CompileChildRequest>(&mut input) {
+            if sender.send(request).is_err() {
+                break;
+            }
+        }
+        std::process::exit(0);
+    });
+    let compiler = Compiler::new(&config)?;
+    let mut output = std::io::stdout().lock();
+    for request in requests {
+        let result = compiler.compile(&request);
+        let response = CompileChildResponse { id: request.id, result };
+        frames::write(&mut output, &response).map_err(|source| WorkerError::Pipe { source })?;
+    }
+    Ok(())
+}
+
+/// The plugin with its targets, and a client of it.
+pub(crate) fn open_plugin(plugin: &std::path::Path, devices: Option<u32>, test_targets: bool) -> Result<Client, WorkerError> {
+    let failed = |error| WorkerError::Plugin { path: plugin.to_owned(), status: convert::status(error) };
+    let loaded = Plugin::load(plugin).map_err(failed)?;
+    let options = ClientOptions { device_count: devices.map(i64::from), asynchronous: Some(false), process_id: None };
+    let client = loaded.create_client(&options).map_err(failed)?;
+    if test_targets {
+        targets::register(loaded).map_err(failed)?;
+    }
+    Ok(client)
+}
+
+struct Compiler {
+    client: Client,
+    cache: Cache,
+    test_targets: bool,
+}
+
+impl Compiler {
+    fn new(config: &CompileOnlyConfig) -> Result<Compiler, WorkerError> {
+        let client = open_plugin(&config.plugin, config.devices, config.test_targets)?;
+        let cache = Cache::open(&config.cache_dir, &config.plugin, config.test_targets)
+            .map_err(|source| WorkerError::Cache { path: config.cache_dir.clone(), source })?;
+        Ok(Compiler { client, cache, test_targets: config.test_targets })
+    }
+
+    fn compile(&self, request: &CompileChildRequest) -> Result<CompiledProgram, Status> {
+        let compiled = self.client.compile(&request.program, "mlir", &request.options);
+        let executable = compiled.map_err(|error| targets::explain(convert::status(error), self.test_targets))?;
+        let meta = executable.meta().map_err(convert::status)?;
+        targets::check(&meta.custom_call_targets, self.test_targets)?;
+        let key = self.cache.key(&request.program, &request.options);
+        let single = self.single(&executable, &meta);
+        let report = CompileReport { fingerprint: key.clone(), ..convert::report(meta) };
+        let program = executable.serialize().map_err(convert::status)?;
+        let stored = self.cache.store(&key, &program, single.as_deref(), &report);
+        stored.map_err(|error| Status::internal(format!("cannot write to the cache of compiled programs: {error}")))?;
+        Ok(CompiledProgram { report, blob: hex(&key) })
+    }
+
+    /// The form for one device at a time, for small programs whose devices do not depend on one another. It is there
+    /// for speed only, so whatever goes wrong means that there is none.
+    fn single(&self, executable: &LoadedExecutable, meta: &ExecMeta) -> Option<Vec<u8>> {
+        let default = &self.client.devices().first()?.default_memory_kind;
+        let plain = meta.params.iter().chain(&meta.outputs).all(|a| a.memory_kind == *default);
+        if meta.num_partitions < 2 || meta.has_collectives() || meta.uses_partition_id || !plain {
+            return None;
+        }
+        if executable.optimized_hlo().ok()?.len() > SINGLE_HLO_BYTES_MAX {
+            return None;
+        }
+        let single = executable.per_device().and_then(|single| single.serialize());
+        single.inspect_err(|error| tracing::debug!(%error, program = %meta.name, "no form for one device")).ok()
+    }
+}

@@ -1,0 +1,234 @@
+//! The exec thread: the pure core, the store of real buffers, and the hands that carry out what the core orders.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, StartLaunch, StartRead, StartWrite};
+use pw_pjrt::AlignedBlock;
+use pw_types::{Command, CompileCommand, DType, Dims, ExecutableId, Handle, Report, SessionId, Status};
+use rustc_hash::FxHashMap;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::convert;
+use crate::device::{LaunchJob, Program};
+use crate::programs::LoadJob;
+use crate::store::{Store, Stored};
+use crate::transfer::{TransferJob, Transfers};
+
+/// Messages of one turn; reports leave between turns.
+const TURN_MAX: usize = 256;
+
+/// Memory of this size and more is given back on another thread: it takes the kernel milliseconds.
+const SLOW_DROP_BYTES: u64 = 1 << 20;
+
+pub(crate) enum Message {
+    /// A frame of the controller.
+    Commands(Vec<Command>),
+    Event(ExecEvent),
+    Landed {
+        session: SessionId,
+        buffer: Handle,
+        block: AlignedBlock,
+    },
+    Loaded {
+        executable: ExecutableId,
+        result: Result<Arc<Program>, Status>,
+    },
+    Stop,
+}
+
+/// The way into the exec thread. Sending to one that has ended does nothing: the process is ending too.
+#[derive(Clone)]
+pub(crate) struct ExecSender(pub(crate) Sender<Message>);
+
+impl ExecSender {
+    pub(crate) fn send(&self, message: Message) {
+        let _ = self.0.send(message);
+    }
+}
+
+/// Where effects go.
+pub(crate) struct Outlets {
+    /// By device.
+    pub(crate) devices: Vec<Sender<LaunchJob>>,
+    pub(crate) transfers: Transfers,
+    pub(crate) uploads: Sender<TransferJob>,
+    pub(crate) copies: Sender<TransferJob>,
+    pub(crate) compiles: Sender<CompileCommand>,
+    pub(crate) loads: Sender<LoadJob>,
+    /// Things whose end takes long.
+    pub(crate) drops: Sender<Arc<Stored>>,
+    pub(crate) reports: UnboundedSender<Vec<Report>>,
+    pub(crate) fatal: UnboundedSender<String>,
+}
+
+pub(crate) struct Exec {
+    core: ExecCore,
+    store: Store,
+    blocks: FxHashMap<(SessionId, Handle), AlignedBlock>,
+    programs: FxHashMap<ExecutableId, Arc<Program>>,
+    outlets: Outlets,
+    effects: Vec<ExecEffect>,
+    /// Answers to effects that were carried out at once.
+    answers: VecDeque<ExecEvent>,
+    reports: Vec<Report>,
+    stopped: bool,
+}
+
+impl Exec {
+    pub(crate) fn new(core: ExecCore, outlets: Outlets) -> Exec {
+        Exec {
+            core,
+            store: Store::default(),
+            blocks: FxHashMap::default(),
+            programs: FxHashMap::default(),
+            outlets,
+            effects: Vec::new(),
+            answers: VecDeque::new(),
+            reports: Vec::new(),
+            stopped: false,
+        }
+    }
+
+    /// Works turn by turn until told to stop.
+    pub(crate) fn serve(mut self, messages: &Receiver<Message>) {
+        while !self.stopped {
+            let Ok(first) = messages.recv() else { return };
+            self.take(first);
+            for message in messages.try_iter().take(TURN_MAX) {
+                self.take(message);
+            }
+            self.step(ExecEvent::EndOfTurn);
+            if !self.reports.is_empty() {
+                // Nobody listens: the connection is gone and the process ends.
+                let _ = self.outlets.reports.send(std::mem::take(&mut self.reports));
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Commands(commands) => commands.into_iter().for_each(|command| self.step(ExecEvent::Command(command))),
+            Message::Event(event) => self.step(event),
+            Message::Landed { session, buffer, block } => {
+                self.blocks.insert((session, buffer), block);
+                self.step(ExecEvent::Landed { session, buffer });
+            }
+            Message::Loaded { executable, result } => {
+                let result = result.map(|program| {
+                    let loaded = program.loaded.clone();
+                    self.programs.insert(executable, program);
+                    loaded
+                });
+                self.step(ExecEvent::Loaded { executable, result });
+            }
+            Message::Stop => self.stopped = true,
+        }
+    }
+
+    fn step(&mut self, event: ExecEvent) {
+        self.answers.push_back(event);
+        while let Some(event) = self.answers.pop_front() {
+            let mut effects = std::mem::take(&mut self.effects);
+            self.core.handle(event, &mut effects);
+            for effect in effects.drain(..) {
+                self.carry_out(effect);
+            }
+            self.effects = effects;
+        }
+    }
+
+    fn carry_out(&mut self, effect: ExecEffect) {
+        match effect {
+            ExecEffect::Launch(start) => self.launch(start),
+            ExecEffect::Copy(start) => {
+                let sources = start.items.iter().map(|i| self.store.get(i.backing)).collect();
+                let output = self.store.create(start.output, start.items.len());
+                self.transfer(TransferJob::Copy { start, sources, output });
+            }
+            ExecEffect::Write(start) => self.write(start),
+            ExecEffect::Read(start) => self.read(start),
+            ExecEffect::ReadFailed { session, buffer, status } => {
+                self.outlets.transfers.data.offer_failed(session, buffer, Status::clone(&status));
+            }
+            ExecEffect::Drop { backing } => self.forget(backing),
+            ExecEffect::DropUpload { session, buffer } => drop(self.blocks.remove(&(session, buffer))),
+            ExecEffect::Compile(command) => self.send("compile", |o| o.compiles.send(command).is_ok()),
+            ExecEffect::Load { executable, fingerprint } => {
+                self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint }).is_ok());
+            }
+            ExecEffect::Unload { executable } => drop(self.programs.remove(&executable)),
+            ExecEffect::Layout { query, dtype, dims } => {
+                let result = self.layout(dtype, &dims);
+                self.answers.push_back(ExecEvent::Layout { query, result });
+            }
+            ExecEffect::Report(report) => self.reports.push(report),
+            ExecEffect::Fatal(text) => self.die(text),
+        }
+    }
+
+    /// Puts something into the queue of a thread, which lives as long as this one.
+    fn send(&mut self, what: &str, send: impl FnOnce(&Outlets) -> bool) {
+        if !send(&self.outlets) {
+            self.die(format!("the {what} thread has ended"));
+        }
+    }
+
+    fn die(&mut self, text: String) {
+        self.stopped = true;
+        let _ = self.outlets.fatal.send(text);
+    }
+
+    fn launch(&mut self, start: Arc<StartLaunch>) {
+        let Some(program) = self.programs.get(&start.executable).cloned() else {
+            return self.die(format!("executable {} is launched but not here", start.executable));
+        };
+        let sources = start.parts.iter().map(|part| self.store.get(part.backing)).collect();
+        let members = start.program.devices.len();
+        let outputs = start.outputs.iter().map(|&key| self.store.create(key, members)).collect();
+        let thread = start.thread as usize;
+        let job = LaunchJob { start, program, sources, outputs, handed: Instant::now() };
+        self.send("device", |o| o.devices[thread].send(job).is_ok());
+    }
+
+    fn write(&mut self, start: Arc<StartWrite>) {
+        let session = start.command.order.session;
+        let blocks: Option<Vec<AlignedBlock>> =
+            start.command.sources.iter().map(|source| self.blocks.remove(&(session, source.buffer))).collect();
+        let Some(blocks) = blocks else {
+            return self.die(format!("run {} wants an upload that is not here", start.command.order.run));
+        };
+        let output = self.store.create(start.output, start.command.shards as usize);
+        self.transfer(TransferJob::Write { start, blocks, output });
+    }
+
+    fn read(&mut self, start: Arc<StartRead>) {
+        let sources = start.sources.iter().map(|part| self.store.get(part.backing)).collect();
+        self.transfer(TransferJob::Read { start, sources });
+    }
+
+    fn transfer(&mut self, job: TransferJob) {
+        if job.is_small() {
+            let answer = self.outlets.transfers.run(job);
+            self.answers.push_back(answer);
+        } else if matches!(job, TransferJob::Write { .. }) {
+            self.send("upload", |o| o.uploads.send(job).is_ok());
+        } else {
+            self.send("copy", |o| o.copies.send(job).is_ok());
+        }
+    }
+
+    fn forget(&mut self, backing: BackingKey) {
+        let Some(stored) = self.store.remove(backing) else { return };
+        if stored.bytes() >= SLOW_DROP_BYTES {
+            self.send("drop", |o| o.drops.send(stored).is_ok());
+        }
+    }
+
+    fn layout(&self, dtype: DType, dims: &Dims) -> Result<String, Status> {
+        let element_type = convert::buffer_type(dtype)?;
+        self.outlets.transfers.client.default_layout(element_type, dims).map_err(convert::status)
+    }
+}

@@ -1,0 +1,251 @@
+//! From the configuration to a serving worker: plugin, threads, data plane, controller.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use pw_exec::{ExecConfig, ExecCore};
+use pw_net::NetError;
+use pw_net::control::{Answer, ControlReader, ControlWriter, Hello, dial};
+use pw_net::data::DataServer;
+use pw_pjrt::Client;
+use pw_types::{HostSlot, Incarnation, WorkerDevice, WorkerInfo};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::cache::Cache;
+use crate::child::open_plugin;
+use crate::compiler::{ChildSlot, Compiler};
+use crate::device::Clock;
+use crate::error::WorkerError;
+use crate::exec::{Exec, ExecSender, Message, Outlets};
+use crate::sink::Sink;
+use crate::stream::{Link, Stream};
+use crate::transfer::Transfers;
+use crate::{compiler, device, programs, targets, transfer};
+
+/// How long the controller may take to appear.
+const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_RETRY: Duration = Duration::from_millis(200);
+
+/// How long it may take to answer. It may hold an answer while it sorts out an earlier life of the same slot.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Launches that one device thread may hold.
+const AHEAD_MAX: u32 = 32;
+
+/// XLA recurses deeply.
+const STACK_BYTES: usize = 8 << 20;
+
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// `HOST:PORT`.
+    pub controller: String,
+    pub token: String,
+    pub plugin: PathBuf,
+    /// `None` = as many as the plugin makes.
+    pub devices: Option<u32>,
+    /// Bytes per device that the controller may hand out.
+    pub device_memory: Option<u64>,
+    pub cache_dir: PathBuf,
+    /// Programs may call `pw.sleep_us`.
+    pub test_targets: bool,
+    pub island: u32,
+    pub slot: Option<u32>,
+    /// Where the data plane listens; port 0 = any.
+    pub listen_data: SocketAddr,
+    /// Name of this machine, for people, and for edges where `listen_data` names no address.
+    pub host: String,
+    pub build: String,
+    /// Starts the compile child.
+    pub compile_child: Vec<OsString>,
+    /// End when this process is no longer the parent.
+    pub parent_pid: Option<u32>,
+}
+
+/// Serves until the controller, the parent or the plugin is lost; that is always an error. Dropping the future is the
+/// orderly way to end a worker; the process should exit then, since a device may be in the middle of a run.
+///
+/// `TF_CPP_MIN_LOG_LEVEL` must be set before the process starts threads.
+pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
+    let (plugin, devices, test_targets) = (config.plugin.clone(), config.devices, config.test_targets);
+    let cache_dir = config.cache_dir.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        let client = open_plugin(&plugin, devices, test_targets)?;
+        let cache = Cache::open(&cache_dir, &plugin, test_targets).map_err(|source| WorkerError::Cache { path: cache_dir, source })?;
+        Ok((client, cache))
+    });
+    let (client, cache) = opened.await.map_err(|e| WorkerError::Fatal(format!("loading the plugin: {e}")))??;
+
+    let address = config.listen_data;
+    let listener = TcpListener::bind(address).await.map_err(|source| WorkerError::Listen { address, source })?;
+    let bound = listener.local_addr().map_err(|source| WorkerError::Listen { address, source })?;
+    let info = describe(&config, &client, bound);
+    let incarnation = new_incarnation();
+    // Before the controller knows of this worker, whatever it needs is there.
+    let (link, _ending) = start_threads(&config, client, cache, listener)?;
+    let (reader, writer) = register(&config, info, incarnation).await?;
+    Stream::new(&config, incarnation, reader, writer).serve(link).await
+}
+
+fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr) -> WorkerInfo {
+    let devices = client.devices().iter().map(|device| WorkerDevice {
+        kind: device.kind.clone(),
+        debug_string: device.debug_string.clone(),
+        memory_kinds: device.memories.iter().map(|m| m.kind.clone()).collect(),
+        default_memory_kind: device.default_memory_kind.clone(),
+        memory_bytes: config.device_memory,
+    });
+    let data_address = if bound.ip().is_unspecified() { format!("{}:{}", config.host, bound.port()) } else { bound.to_string() };
+    WorkerInfo {
+        host: config.host.clone(),
+        pid: std::process::id(),
+        build: config.build.clone(),
+        platform_name: client.platform_name().to_owned(),
+        platform_version: client.platform_version().to_owned(),
+        data_address,
+        island: config.island,
+        devices: devices.collect(),
+        test_targets: targets::allowed(config.test_targets).iter().map(|&t| t.to_owned()).collect(),
+    }
+}
+
+/// A number that no other life of a worker has.
+fn new_incarnation() -> Incarnation {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.write_u128(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos()));
+    Incarnation(hasher.finish().max(1))
+}
+
+/// Ends what does not end with the process.
+struct Ending {
+    child: ChildSlot,
+    exec: ExecSender,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.exec.send(Message::Stop);
+        self.child.close();
+    }
+}
+
+fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: TcpListener) -> Result<(Link, Ending), WorkerError> {
+    let (exec, messages) = channel();
+    let exec = ExecSender(exec);
+    let (fatal, fatal_out) = unbounded_channel();
+    let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+        let alarm = Alarm { name: name.clone(), fatal: fatal.clone() };
+        let guarded = move || {
+            let _alarm = alarm;
+            body();
+        };
+        let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(guarded);
+        thread.map(drop).map_err(|source| WorkerError::Thread { source })
+    };
+    let data = DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone())));
+    let transfers = Transfers { client: client.clone(), data };
+
+    let count = client.devices().len();
+    let clock = Arc::new(Clock::new(count));
+    let mut devices = Vec::with_capacity(count);
+    for index in 0..count {
+        let (sender, jobs) = channel();
+        let (clock, exec) = (clock.clone(), exec.clone());
+        spawn(format!("device-{index}"), Box::new(move || device::serve(&jobs, &clock, &exec)))?;
+        devices.push(sender);
+    }
+    let mover = |jobs: Receiver<_>| {
+        let (transfers, exec) = (transfers.clone(), exec.clone());
+        Box::new(move || transfer::serve(&jobs, &transfers, &exec))
+    };
+    let (uploads, jobs) = channel();
+    spawn("upload".to_owned(), mover(jobs))?;
+    let (copies, jobs) = channel();
+    spawn("copy".to_owned(), mover(jobs))?;
+    let (drops, dropped): (Sender<_>, Receiver<_>) = channel();
+    spawn("drop".to_owned(), Box::new(move || dropped.into_iter().for_each(drop)))?;
+
+    let (loads, jobs) = channel();
+    let (load_cache, load_client, load_exec) = (cache.clone(), client.clone(), exec.clone());
+    spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &load_exec)))?;
+    let (compiles, jobs) = channel();
+    let child = ChildSlot::default();
+    let device_ids = client.devices().iter().map(|d| d.id).collect();
+    let compiler = Compiler { command: config.compile_child.clone(), cache, device_ids, slot: child.clone() };
+    let compile_exec = exec.clone();
+    spawn("compile".to_owned(), Box::new(move || compiler::serve(&jobs, &compiler, &compile_exec)))?;
+
+    let default_memory_kinds = client.devices().iter().map(|d| d.default_memory_kind.clone()).collect();
+    let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
+    let (reports, reports_out) = unbounded_channel();
+    let outlets = Outlets { devices, transfers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
+    spawn("exec".to_owned(), Box::new(move || Exec::new(core, outlets).serve(&messages)))?;
+    let link = Link { exec: exec.clone(), reports: reports_out, fatal: fatal_out };
+    Ok((link, Ending { child, exec }))
+}
+
+/// A thread that panics takes the worker with it: nobody else would do its work.
+struct Alarm {
+    name: String,
+    fatal: tokio::sync::mpsc::UnboundedSender<String>,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.fatal.send(format!("thread {} panicked", self.name));
+        }
+    }
+}
+
+/// Dials the controller and says who this is.
+async fn register(
+    config: &WorkerConfig,
+    info: WorkerInfo,
+    incarnation: Incarnation,
+) -> Result<(ControlReader, ControlWriter), WorkerError> {
+    let address = || config.controller.clone();
+    let (mut reader, mut writer) = connect(&config.controller).await?;
+    let hello = Hello::Worker {
+        build: config.build.clone(),
+        token: config.token.clone(),
+        incarnation,
+        wanted_slot: config.slot.map(HostSlot),
+        info,
+    };
+    let no_answer = |reason: String| WorkerError::NoAnswer { address: address(), reason };
+    writer.send(&hello).await.map_err(|e| no_answer(e.chain()))?;
+    let answer = tokio::time::timeout(ANSWER, reader.next::<Answer>()).await;
+    let answer = answer.map_err(|_| no_answer(format!("none within {} s", ANSWER.as_secs())))?;
+    match answer.map_err(|e| no_answer(e.chain()))? {
+        Some(Answer::Welcome { slot, incarnation: theirs }) if theirs == incarnation => {
+            tracing::info!(%slot, controller = %config.controller, "registered");
+            Ok((reader, writer))
+        }
+        Some(Answer::Refused { status }) => Err(WorkerError::Refused { address: address(), status }),
+        Some(_) => Err(no_answer("it answered something else".to_owned())),
+        None => Err(no_answer("it ended the connection".to_owned())),
+    }
+}
+
+async fn connect(address: &str) -> Result<(ControlReader, ControlWriter), WorkerError> {
+    let deadline = Instant::now() + CONNECT;
+    loop {
+        let error = match dial(address).await {
+            Ok(halves) => return Ok(halves),
+            Err(error) => error,
+        };
+        // It may be starting; but what answers and is no controller will not become one.
+        let hopeless = matches!(error, NetError::NotOurs { .. } | NetError::Version { .. });
+        if hopeless || Instant::now() + CONNECT_RETRY >= deadline {
+            return Err(WorkerError::Unreachable { address: address.to_owned(), source: error });
+        }
+        tokio::time::sleep(CONNECT_RETRY).await;
+    }
+}
