@@ -387,6 +387,8 @@ pub(crate) async fn read(hub: Arc<Hub>, session: Arc<Session>, asked: Result<Vec
             }
             Decoded::Local(_) => {}
         }
+        // A stream that always has more must not keep others of this thread waiting.
+        tokio::task::consume_budget().await;
     }
     finish(&hub, &session, opened).await;
 }

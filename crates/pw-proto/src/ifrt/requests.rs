@@ -52,7 +52,6 @@ fn strides(proto: Option<pb::ByteStrides>, rank: usize) -> Result<Option<Vec<i64
         Some(proto) if proto.strides.len() != rank => {
             Err(Status::invalid(format!("{} byte strides do not fit an array of rank {rank}", proto.strides.len())))
         }
-        Some(proto) if proto.strides.iter().any(|&stride| stride < 0) => Err(Status::invalid("byte strides are negative")),
         other => Ok(other.map(|proto| proto.strides)),
     }
 }
@@ -68,6 +67,11 @@ fn source(
     }
     let dims = dims(shape)?;
     let byte_strides = strides(byte_strides, dims.len())?;
+    // Those of other dimensions mean nothing.
+    let mut used = byte_strides.iter().flatten().zip(&dims).filter(|&(_, &dim)| dim > 1);
+    if used.any(|(&stride, _)| stride < 0) {
+        return Err(Status::invalid("byte strides are negative"));
+    }
     Ok(HostSource { buffer: Handle(buffer), dtype: dtype::decode(kind)?, dims, byte_strides })
 }
 
@@ -139,6 +143,9 @@ pub(super) fn copy_to_host(m: pb::CopyToHostBufferRequest) -> Result<Request, St
     }
     let rank = m.byte_strides.as_ref().map_or(0, |proto| proto.strides.len());
     let byte_strides = strides(m.byte_strides, rank)?;
+    if byte_strides.iter().flatten().any(|&stride| stride < 0) {
+        return Err(Status::invalid("byte strides are negative"));
+    }
     Ok(Request::CopyToHost { array: Handle(m.array_handle), host_buffer: Handle(m.host_buffer_handle), byte_strides })
 }
 
