@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 CONTEXT, WIDTH, HEADS, LAYERS = 48, 96, 4, 2
 BATCH = 16
 LEARNING_RATE = 4e-3
+TEMPERATURE, SAMPLE = 0.7, 400
 TEXT_BYTES_MAX = 2_000_000
 INDENT = "    "
 ALPHABET = "\n\t" + "".join(map(chr, range(32, 127)))  # a tab stands for four spaces
@@ -93,21 +94,19 @@ def make_step(optimizer):
     return step
 
 
-@jax.jit
-def extend(weights, window, length, key):
-    """Draws the next character after the first `length` of `window`."""
-    scores = forward(weights, window[None])[0, length - 1]
-    return jax.random.categorical(key, scores / 0.7)
+@functools.partial(jax.jit, static_argnames="count")
+def generate(weights, prompt, count, key):
+    """Draws `count` characters that follow `prompt`, CONTEXT of them, one after the other."""
+
+    def draw(window, key):
+        character = jax.random.categorical(key, forward(weights, window[None])[0, -1] / TEMPERATURE)
+        return jnp.append(window[1:], character), character
+
+    return jax.lax.scan(draw, prompt, jax.random.split(key, count))[1]
 
 
-def generate(weights, prompt, count, seed):
-    text = prompt
-    for i, key in enumerate(jax.random.split(jax.random.key(seed), count)):
-        recent = text[-CONTEXT:]
-        window = np.zeros(CONTEXT, np.int32)
-        window[: len(recent)] = encode(recent)
-        text += ALPHABET[int(extend(weights, window, len(recent), key))]
-    return text
+def decode(numbers):
+    return "".join(ALPHABET[i] for i in numbers).replace("\t", INDENT)
 
 
 def encode(text):
@@ -172,8 +171,8 @@ def main():
 
     rate = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, args.steps // 20, args.steps, LEARNING_RATE / 10)
     optimizer = optax.adamw(rate, b2=0.99, eps=1e-5)  # this eps keeps rounding from deciding updates of unused characters
-    weights = jax.device_put(init_weights(jax.random.key(args.seed)), everywhere)
-    state = jax.device_put(optimizer.init(weights), everywhere)
+    weights = jax.jit(init_weights, out_shardings=everywhere)(jax.random.key(args.seed))
+    state = jax.jit(optimizer.init, out_shardings=everywhere)(weights)
     step, rng = make_step(optimizer), np.random.default_rng(args.seed)
     losses, progress = [], Progress(args.steps)
     for i in range(args.steps):
@@ -187,10 +186,12 @@ def main():
     losses = [float(x) for x in jax.device_get(losses)]
 
     plot(losses, os.path.join(args.out, "loss.png"))
-    sample = generate(weights, "\ndef ", 400, args.seed).strip().replace("\t", INDENT)
+    prompt = data[text.index("\ndef ") :][:CONTEXT].astype(np.int32)
+    drawn = generate(weights, prompt, SAMPLE, jax.random.key(args.seed))
+    sample = f"{decode(prompt)}|{decode(np.asarray(drawn))}"
     with open(os.path.join(args.out, "sample.txt"), "w", encoding="ascii") as file:
         file.write(sample + "\n")
-    print(f"\nloss {losses[0]:.4f} -> {losses[-1]:.4f}; the model writes:\n\n{sample}\n", flush=True)
+    print(f"\nloss {losses[0]:.4f} -> {losses[-1]:.4f}; after the bar the model writes:\n{sample}\n", flush=True)
     if args.json:
         with open(args.json, "w", encoding="ascii") as file:
             json.dump({"devices": len(devices), "tokens_per_second": progress.rate, "sample": sample, "losses": losses}, file)

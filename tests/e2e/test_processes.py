@@ -84,7 +84,7 @@ def test_a_used_port(start_cluster, local):
     port = start_cluster(1, 1).target.rsplit(":", 1)[1]
     got = local("--", "true", port=port)
     assert got.code != 0
-    assert port in got.err and "--port" in got.err
+    assert f"port {port} " in got.err and "in use" in got.err
 
 
 def test_a_plugin_that_is_none(local, tmp_path):

@@ -10,8 +10,8 @@ PROGRAMS = pathlib.Path(__file__).parent / "programs"
 
 SHARDED_READS = """
 import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-mesh = jax.make_mesh((len(jax.devices()),), ("i",))
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("i",))
 a = jax.device_put(np.arange(64).reshape(8, 8), NamedSharding(mesh, P("i", None)))
 result({
     "devices": len(jax.devices()), "sum": int(jnp.sum(a)), "corner": int(np.asarray(a)[7, 7]), "any": bool(a.any()),
