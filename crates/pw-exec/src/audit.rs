@@ -12,6 +12,8 @@ impl ExecCore {
             return None;
         }
         let (runs, bytes) = (self.runs.len(), self.bytes_in_use());
-        Some(format!("{backings} backings, {commands} commands, {uploads} uploads, {queued} in device queues, {runs} runs, bytes {bytes:?}"))
+        Some(format!(
+            "{backings} backings, {commands} commands, {uploads} uploads, {queued} in device queues, {runs} runs, bytes {bytes:?}"
+        ))
     }
 }

@@ -24,6 +24,8 @@ mod table;
 mod transfer;
 
 #[cfg(test)]
+mod random;
+#[cfg(test)]
 mod script;
 #[cfg(test)]
 mod tests;

@@ -116,7 +116,7 @@ async fn sharded(c: &mut Controller) {
     c.send(vec![launch]).await;
     c.finished(y).await.expect("it runs");
     assert_eq!(c.fetch(y, &[], None, &[(3, None)]).await, Ok(vec![28.0]));
-    let pieces: Vec<_> = split().into_iter().map(|(d, region)| (d, region)).collect();
+    let pieces = split();
     assert_eq!(c.fetch(x, &[8], None, &pieces).await, Ok(data.clone()));
     let strided = c.fetch(x, &[8], Some(vec![8]), &pieces).await.expect("fetched");
     assert_eq!(strided.len(), 15);
@@ -135,8 +135,7 @@ async fn sharded(c: &mut Controller) {
     let columns = [0u32, 1].map(|d| (d, Some(Region { start: vec![0, 2 * i64::from(d)], dims: vec![3, 2] })));
     let m = c.upload(&matrix, &[3, 4], columns.to_vec()).await;
     assert_eq!(c.fetch(m, &[3, 2], None, &[(1, None)]).await, Ok(vec![2.0, 3.0, 6.0, 7.0, 10.0, 11.0]));
-    let back: Vec<_> = columns.iter().cloned().collect();
-    assert_eq!(c.fetch(m, &[3, 4], None, &back).await, Ok(matrix));
+    assert_eq!(c.fetch(m, &[3, 4], None, &columns).await, Ok(matrix));
     c.free(&[x, y, m]).await;
 }
 
