@@ -24,7 +24,11 @@ pub(crate) async fn listen(what: &str, address: SocketAddr) -> Result<TcpListene
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            bail!("port {} for {what} is in use on {}; another controller may be running: choose another port, or 0 for any free one", address.port(), address.ip())
+            bail!(
+                "port {} for {what} is in use on {}; another controller may be running: choose another port, or 0 for any free one",
+                address.port(),
+                address.ip()
+            )
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address} for {what}")),
     }
@@ -68,14 +72,11 @@ pub(crate) fn host_name() -> String {
 pub(crate) async fn stop_signal() -> nix::sys::signal::Signal {
     use nix::sys::signal::Signal;
     use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate, mut hangup) = match (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
-    ) {
-        (Ok(i), Ok(t), Ok(h)) => (i, t, h),
-        _ => return std::future::pending().await,
-    };
+    let (mut interrupt, mut terminate, mut hangup) =
+        match (signal(SignalKind::interrupt()), signal(SignalKind::terminate()), signal(SignalKind::hangup())) {
+            (Ok(i), Ok(t), Ok(h)) => (i, t, h),
+            _ => return std::future::pending().await,
+        };
     tokio::select! {
         _ = interrupt.recv() => Signal::SIGINT,
         _ = terminate.recv() => Signal::SIGTERM,

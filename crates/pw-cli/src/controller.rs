@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Write every event to this file, for `pathways replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Run the core on a thread of its own, apart from the I/O [default: on machines with more than 4 cores]
+    #[arg(long, value_name = "BOOL")]
+    core_thread: Option<bool>,
     /// Print the ports as one JSON line when ready
     #[arg(long, hide = true)]
     announce: bool,
@@ -55,16 +58,18 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     crate::start_logging();
     cluster::check_exposure("the controller", args.listen, &args.token, args.insecure)?;
     cluster::watch_parent(args.parent_pid);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(io_threads()).enable_all().thread_name("io").build()?;
-    runtime.block_on(serve(args))
+    // Few cores: everything on one thread, since every wake-up of another one costs more than the work that it does.
+    let cores = std::thread::available_parallelism().map_or(2, |n| n.get());
+    let core_thread = args.core_thread.unwrap_or(cores > 4);
+    let runtime = if core_thread {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(cores.div_ceil(4).clamp(1, 8)).enable_all().thread_name("io").build()?
+    } else {
+        tokio::runtime::Builder::new_current_thread().enable_all().build()?
+    };
+    runtime.block_on(serve(args, core_thread))
 }
 
-/// I/O threads: decoding scales with the machine, but few clients need few.
-fn io_threads() -> usize {
-    std::thread::available_parallelism().map_or(2, |n| n.get().div_ceil(4).clamp(1, 8))
-}
-
-async fn serve(args: Args) -> Result<ExitCode> {
+async fn serve(args: Args, core_thread: bool) -> Result<ExitCode> {
     let clients = cluster::listen("JAX clients", SocketAddr::new(args.listen, args.port)).await?;
     let workers = cluster::listen("workers", SocketAddr::new(args.listen, args.worker_port)).await?;
     let announcement = Announcement { clients: clients.local_addr()?, workers: workers.local_addr()? };
@@ -74,7 +79,7 @@ async fn serve(args: Args) -> Result<ExitCode> {
         build: crate::build::id().to_owned(),
         ..Default::default()
     };
-    let config = ControllerConfig { core, token: args.token.clone(), record: args.record };
+    let config = ControllerConfig { core, token: args.token.clone(), record: args.record, core_thread };
     let started = pw_controller::start(config, workers)?;
     if args.announce {
         println!("{}", serde_json::to_string(&announcement)?);
@@ -88,10 +93,11 @@ async fn serve(args: Args) -> Result<ExitCode> {
     let token = (!args.token.is_empty()).then(|| args.token.clone());
     let edge = pw_edge::EdgeConfig { token, data_token: args.token, ..Default::default() };
     tokio::select! {
+        biased;
+        _ = cluster::stop_signal() => std::process::exit(0),
         served = pw_edge::serve(clients, edge, started.events, started.from_core) => {
             served?;
             Ok(ExitCode::SUCCESS)
         }
-        _ = cluster::stop_signal() => Ok(ExitCode::SUCCESS),
     }
 }

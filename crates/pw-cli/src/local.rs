@@ -51,6 +51,8 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
+const CONTROLLER: &str = "the controller";
+
 /// After being asked to stop, a process has so long before it is killed.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
@@ -108,7 +110,12 @@ impl Processes {
         if let Some(command) = self.command.take() {
             stop_all(vec![command], Signal::SIGTERM).await;
         }
-        stop_all(std::mem::take(&mut self.cluster), Signal::SIGTERM).await;
+        let mut cluster = std::mem::take(&mut self.cluster);
+        // The controller first, or it would take the end of its workers for their loss.
+        if cluster.first().is_some_and(|p| p.name == CONTROLLER) {
+            stop_all(vec![cluster.remove(0)], Signal::SIGTERM).await;
+        }
+        stop_all(cluster, Signal::SIGTERM).await;
     }
 
     /// The first process of the cluster that ended by itself.
@@ -170,7 +177,7 @@ async fn start_controller(args: &Args, processes: &mut Processes) -> Result<Anno
     command.env_remove("PATHWAYS_TOKEN").env_remove("PATHWAYS_PORT").env_remove("PATHWAYS_CONTROLLER");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the controller")?;
     let stdout = child.stdout.take().expect("piped");
-    processes.cluster.push(Process { name: "the controller".to_owned(), child });
+    processes.cluster.push(Process { name: CONTROLLER.to_owned(), child });
     let mut line = String::new();
     let wait = Duration::from_secs(args.start_wait);
     match timeout(wait, BufReader::new(stdout).read_line(&mut line)).await {
@@ -229,6 +236,10 @@ fn client_environment(announcement: &Announcement) -> Vec<(&'static str, OsStrin
         ("JAX_BACKEND_TARGET", format!("grpc://{}", announcement.clients).into()),
         ("PATHWAYS_CONTROLLER", announcement.workers.to_string().into()),
     ];
+    // jaxlib warns at every connection that it is not encrypted; this one does not leave the machine.
+    if std::env::var_os("TF_CPP_MIN_LOG_LEVEL").is_none() {
+        environment.push(("TF_CPP_MIN_LOG_LEVEL", "2".into()));
+    }
     // In a checkout the Python package need not be installed.
     let checkout = std::env::current_exe().ok().and_then(|e| e.ancestors().nth(3).map(|a| a.join("python")));
     if let Some(python) = checkout.filter(|p| p.join("pathways_rs").is_dir()) {
@@ -283,7 +294,7 @@ async fn stay_up(args: &Args, processes: &mut Processes, announcement: &Announce
     loop {
         sleep(Duration::from_millis(100)).await;
         if let Some((name, status)) = processes.ended() {
-            if name == "the controller" {
+            if name == CONTROLLER {
                 bail!("{name} ended ({status})");
             }
             eprintln!("pathways: {name} ended ({status}); the others go on");

@@ -95,8 +95,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().thread_name("io").build()?;
     let result = runtime.block_on(async {
         tokio::select! {
-            result = pw_worker::run(config) => result.context("the worker stops"),
-            _ = cluster::stop_signal() => Ok(()),
+            biased;
+            // Asked to stop: at once, so that nothing is said about connections that end with the cluster.
+            _ = cluster::stop_signal() => std::process::exit(0),
+            result = pw_worker::run(config) => {
+                // A controller that is stopped together with this worker goes first: that is no failure.
+                let _ = tokio::time::timeout(std::time::Duration::from_millis(500), cluster::stop_signal()).await.map(|_| std::process::exit(0));
+                result.context("the worker stops")
+            }
         }
     });
     // Device threads may be inside the plugin; the process ends without waiting for them.

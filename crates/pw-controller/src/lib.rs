@@ -26,6 +26,9 @@ pub struct ControllerConfig {
     pub token: String,
     /// Where the event log goes, if anywhere.
     pub record: Option<PathBuf>,
+    /// A thread of its own for the core. Without it the core's loop is a task of the caller's runtime, which must then have
+    /// one thread: on a small machine that saves a wake-up each way per turn.
+    pub core_thread: bool,
 }
 
 /// The two ends that the edge holds.
@@ -38,7 +41,7 @@ pub struct Started {
 /// Seconds without a frame after which a worker is lost.
 pub const LEASE_SECONDS: u64 = 10;
 
-/// Starts the core thread and serves workers on `listener`. Must be called inside a tokio runtime.
+/// Starts the core's loop and serves workers on `listener`. Must be called inside a tokio runtime.
 ///
 /// Returns what the edge needs: where its events go, and the messages of each turn.
 pub fn start(config: ControllerConfig, listener: TcpListener) -> Result<Started, LogError> {
@@ -46,7 +49,11 @@ pub fn start(config: ControllerConfig, listener: TcpListener) -> Result<Started,
     let (inbox, events) = unbounded_channel();
     let (to_edge, from_core) = unbounded_channel();
     let core = pw_core::Core::new(config.core.clone());
-    spawn_core(core, events, to_edge, log);
+    if config.core_thread {
+        spawn_core(core, events, to_edge, log);
+    } else {
+        tokio::spawn(turn::run(core, events, to_edge, log));
+    }
     tokio::spawn(registry::serve(listener, config, inbox.clone()));
     let events = Arc::new(move |event| {
         // The core thread ends only with the process.
@@ -55,7 +62,7 @@ pub fn start(config: ControllerConfig, listener: TcpListener) -> Result<Started,
     Ok(Started { events, from_core })
 }
 
-/// The one core thread: its own runtime, so that nothing else is ever scheduled on it.
+/// The core's own thread and runtime, so that nothing else is ever scheduled on it.
 fn spawn_core(core: pw_core::Core, events: UnboundedReceiver<Inbox>, to_edge: UnboundedSender<Vec<ToEdge>>, log: Option<log::LogWriter>) {
     let body = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a timer");

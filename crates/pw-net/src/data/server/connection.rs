@@ -220,7 +220,7 @@ impl Uploads<'_> {
 
     fn end(&mut self, why: &str) {
         let peer = &self.connection.peer;
-        tracing::warn!(peer, why, "the connection of an edge is gone");
+        tracing::info!(peer, why, "the connection of an edge is gone");
         let status = Status::new(Code::Unavailable, format!("the connection of the edge at {peer} is gone: {why}"));
         self.fail(|_| true, &status);
         for session in self.shared.sessions_of(self.connection) {
