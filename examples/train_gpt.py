@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 CONTEXT, WIDTH, HEADS, LAYERS = 48, 96, 4, 2
 BATCH = 16
-LEARNING_RATE = 4e-3
+LEARNING_RATE = 3e-3
 TEMPERATURE, SAMPLE = 0.7, 400
 TEXT_BYTES_MAX = 2_000_000
 INDENT = "    "
@@ -155,7 +155,7 @@ def plot(losses, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--out", default="out", metavar="DIR", help="where loss.png and sample.txt go (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the losses here")
