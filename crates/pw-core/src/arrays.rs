@@ -355,6 +355,7 @@ impl Core {
             shard_dims,
             devices: keys.clone(),
             hosts: SmallVec::new(),
+            failed: SmallVec::new(),
             ledger_bytes,
             counted: false,
         });

@@ -218,6 +218,7 @@ impl Core {
                 shard_dims: plan.shard_dims.clone(),
                 devices: keys.clone(),
                 hosts: SmallVec::new(),
+                failed: SmallVec::new(),
                 ledger_bytes: plan.ledger_bytes,
                 counted: false,
             });

@@ -35,6 +35,8 @@ pub(crate) struct Backing {
     pub(crate) devices: Arc<[DeviceKey]>,
     /// Hosts that hold a part, with the life of the worker that was told.
     pub(crate) hosts: SmallVec<[(HostSlot, Incarnation); 1]>,
+    /// Those of them that failed to make theirs.
+    pub(crate) failed: SmallVec<[HostSlot; 1]>,
     /// Bytes of one shard in the ledger; 0 where it lies in host memory.
     pub(crate) ledger_bytes: u64,
     /// The ledger counts it now.

@@ -69,10 +69,11 @@ impl Core {
             return;
         }
         let last = hosts.is_empty();
-        if let Err(status) = result
-            && node.fault.is_none()
-        {
-            node.fault = Some(Arc::new(status));
+        if let Err(status) = result {
+            node.fault.get_or_insert_with(|| Arc::new(status));
+            for key in node.outputs.clone() {
+                self.unreserve_part(key, slot);
+            }
         }
         self.members.workers[slot.0 as usize].granted -= 1;
         if last {
@@ -131,7 +132,8 @@ impl Core {
                 };
             }
             backing.granted = true;
-            if result.is_err() {
+            // A failed part says nothing about the parts on other workers: those are held until they are freed.
+            if result.is_err() && backing.hosts.len() <= 1 {
                 self.unreserve(key);
             }
             self.free_if_unused(key, fx);

@@ -5,6 +5,7 @@
 //! Grants are decided at the end of a turn only, so that one frame per host leaves per turn.
 
 mod arrays;
+mod audit;
 mod compute;
 mod directory;
 mod effect;

@@ -69,11 +69,18 @@ impl Core {
         let keys: Vec<BackingKey> =
             self.directory.backings.iter().filter(|(_, b)| b.hosts.contains(&(slot, incarnation))).map(|(k, _)| k).collect();
         for key in keys {
+            // Promised ones, too: other workers may still be at their parts, but this one's will not come, and a new
+            // life of it must not be asked for them.
             let backing = &mut self.directory.backings[key];
-            if matches!(backing.state, BackingState::Ready) {
+            if !matches!(backing.state, BackingState::Poisoned(_)) {
                 backing.state = BackingState::Poisoned(lost.clone());
+            }
+            if !backing.hosts.iter().any(|&(s, i)| self.members.worker(s).is_some_and(|w| w.alive && w.incarnation == i)) {
                 self.unreserve(key);
             }
+        }
+        for &device in &self.members.workers[slot.0 as usize].devices {
+            self.members.devices[device as usize].reserved = 0;
         }
         for id in self.executables.on_host(slot) {
             let entry = self.executables.get_mut(id).expect("just listed");

@@ -5,6 +5,8 @@ use pw_types::{
     HostSlot, Incarnation, PhysicalDeviceId, SessionDevice, SessionId, SessionOptions, SessionView, Status, VirtualDeviceId, WorkerInfo,
 };
 
+use crate::directory::Backing;
+
 /// A device's place in the core's dense table; stable over restarts of its worker.
 pub(crate) type DeviceKey = u32;
 
@@ -60,6 +62,13 @@ impl Membership {
 
     pub(crate) fn slot_of(&self, device: DeviceKey) -> HostSlot {
         self.devices[device as usize].physical.slot
+    }
+
+    /// Whether the worker that was told to make this backing still lives and has, or will have, its part on `device`.
+    pub(crate) fn still_holds(&self, backing: &Backing, device: DeviceKey) -> bool {
+        let slot = self.slot_of(device);
+        let life = |w: &Worker| w.alive && backing.hosts.contains(&(slot, w.incarnation));
+        !backing.failed.contains(&slot) && self.worker(slot).is_some_and(life)
     }
 
     pub(crate) fn index_of(&self, device: DeviceKey) -> u32 {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pw_types::{Cause, Code, SessionId, Status};
+use pw_types::{Cause, Code, HostSlot, SessionId, Status};
 
 use crate::Core;
 use crate::directory::{BackingKey, BackingState, describe_backing, human_bytes};
@@ -26,16 +26,30 @@ impl Core {
         }
     }
 
-    /// Takes a backing out of the ledger.
+    /// Takes a backing out of the ledger. What a lost worker held went out with the worker.
     pub(crate) fn unreserve(&mut self, key: BackingKey) {
         let backing = &mut self.directory.backings[key];
         if !std::mem::take(&mut backing.counted) {
             return;
         }
         for &device in backing.devices.iter() {
+            if !self.members.still_holds(backing, device) {
+                continue;
+            }
             let reserved = &mut self.members.devices[device as usize].reserved;
             *reserved = reserved.checked_sub(backing.ledger_bytes).expect("the ledger never holds less than its backings");
         }
+    }
+
+    /// A worker failed to make its part: that part takes nothing.
+    pub(crate) fn unreserve_part(&mut self, key: BackingKey, slot: HostSlot) {
+        let Some(backing) = self.directory.backings.get_mut(key) else { return };
+        for &device in backing.devices.iter() {
+            if backing.counted && self.members.slot_of(device) == slot && self.members.still_holds(backing, device) {
+                self.members.devices[device as usize].reserved -= backing.ledger_bytes;
+            }
+        }
+        backing.failed.push(slot);
     }
 
     /// Bytes on `device` that other sessions' queued nodes will let go when they are granted.
@@ -54,7 +68,7 @@ impl Core {
         type Kinds = BTreeMap<String, (u64, u64)>;
         let mut holders: BTreeMap<SessionId, (u64, u64, Kinds)> = BTreeMap::new();
         for backing in self.directory.backings.values().filter(|b| b.counted) {
-            let shards = backing.devices.iter().filter(|&&d| d == device).count() as u64;
+            let shards = backing.devices.iter().filter(|&&d| d == device && self.members.still_holds(backing, d)).count() as u64;
             if shards == 0 || backing.ledger_bytes == 0 {
                 continue;
             }

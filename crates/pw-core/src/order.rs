@@ -73,7 +73,8 @@ impl Core {
         if !progress_elsewhere && let Some(&(session, run)) = starved.iter().min_by_key(|(_, run)| *run) {
             let status = match self.missing_memory(run) {
                 Some((device, wanted)) => self.exhausted(device, wanted, &self.label(run)),
-                None => return,
+                // A node that failed after this one was looked at has made room; nothing else would wake us.
+                None => return self.grant_all(fx),
             };
             self.sessions.get_mut(&session).expect("just searched").queued.retain(|&r| r != run);
             self.drop_queued_node(run, &status, fx);

@@ -1,5 +1,7 @@
 //! Event scripts: events in, effects out, through a small world that plays the edge and the workers.
 
+mod parts;
+
 use std::sync::Arc;
 
 use bytes::Bytes;

@@ -167,6 +167,7 @@ impl Core {
             shard_dims: Arc::from(shard_dims),
             devices: devices.clone(),
             hosts: SmallVec::new(),
+            failed: SmallVec::new(),
             ledger_bytes: if on_device { shard_bytes } else { 0 },
             counted: false,
         });
