@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [i for i in items if _name(i.nodeid) not in done]
 
 
+def pytest_collection_finish(session):
+    # JAX's tests check that none of them changes its settings, and the first use of a backend may: our package adds `cpu` then.
+    import jax
+
+    jax.devices()
+
+
 def pytest_runtest_logstart(nodeid, location):
     _write("start", _name(nodeid))
 
