@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pw_exec::{ExecEvent, LoadedProgram, Part, StartLaunch};
@@ -11,7 +11,7 @@ use pw_types::Status;
 
 use crate::convert;
 use crate::exec::{ExecSender, Message};
-use crate::gang::{Call, GangForm, NativeGang};
+use crate::gang::{Call, GangForm, Least, NativeGang};
 use crate::store::Stored;
 
 /// A program in this process.
@@ -20,11 +20,16 @@ pub(crate) struct Program {
     form: Box<dyn GangForm>,
     /// Bytes on one device of each output, told by the first run.
     sizes: OnceLock<Arc<[u64]>>,
+    times: Mutex<Least>,
 }
+
+/// A launch that takes less is not worth waking another thread for.
+const TINY_NS: u64 = 80_000;
 
 impl Program {
     pub(crate) fn new(loaded: Arc<LoadedProgram>, executable: LoadedExecutable, single: Option<LoadedExecutable>) -> Program {
-        Program { loaded, form: Box::new(NativeGang::new(executable, single)), sizes: OnceLock::new() }
+        let form = Box::new(NativeGang::new(executable, single));
+        Program { loaded, form, sizes: OnceLock::new(), times: Mutex::default() }
     }
 }
 
@@ -64,19 +69,37 @@ impl Clock {
     }
 }
 
+impl Program {
+    /// Its launches are so short, as far as is known, and so sure not to wait for anything, that whoever has one may
+    /// run it on the spot.
+    pub(crate) fn is_tiny(&self) -> bool {
+        self.loaded.report.collectives == 0 && self.times().ns().is_some_and(|ns| ns < TINY_NS)
+    }
+
+    fn times(&self) -> MutexGuard<'_, Least> {
+        self.times.lock().expect("nothing panics while it holds the times")
+    }
+}
+
 /// Serves a device's queue until nobody can put anything into it.
 pub(crate) fn serve(jobs: &Receiver<LaunchJob>, clock: &Clock, exec: &ExecSender) {
     while let Ok(job) = jobs.recv() {
-        let result = run(&job);
-        if let Err(status) = &result {
-            job.outputs.iter().for_each(|output| output.poison(status));
-        }
-        let device_ns = clock.finish(&job.start.program.devices, job.handed);
-        let run = job.start.run;
-        // Lets go of the inputs before the core hears that they are free.
-        drop(job);
-        exec.send(Message::Event(ExecEvent::LaunchDone { run, device_ns, result }));
+        let thread = job.start.thread;
+        exec.send(Message::LaunchDone { thread, event: finish(job, clock) });
     }
+}
+
+/// Runs a launch to its end and fills its outputs.
+pub(crate) fn finish(job: LaunchJob, clock: &Clock) -> ExecEvent {
+    let start = Instant::now();
+    let result = run(&job);
+    if let Err(status) = &result {
+        job.outputs.iter().for_each(|output| output.poison(status));
+    }
+    job.program.times().note(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let device_ns = clock.finish(&job.start.program.devices, job.handed);
+    // The job's hold on its inputs goes before the core hears that they are free.
+    ExecEvent::LaunchDone { run: job.start.run, device_ns, result }
 }
 
 fn run(job: &LaunchJob) -> Result<Arc<[u64]>, Arc<Status>> {

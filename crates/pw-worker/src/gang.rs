@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use pw_pjrt::{Buffer, ExecuteOptions, LoadedExecutable, PjrtError};
 
-/// Below so much time per member it may pay to run independent members one after the other.
-const TINY_NS: u64 = 50_000;
+/// A launch that takes longer will not gain from running its members one after the other; trying it would cost.
+const TRY_NS_MAX: u64 = 2_000_000;
 
 /// How often the slower way is tried again, in launches.
 const RETRY: u64 = 512;
@@ -33,36 +33,45 @@ pub(crate) struct NativeGang {
     times: Mutex<Times>,
 }
 
-/// Running means of the time of a launch; 0 = not known.
+/// How long something takes when nothing disturbs it: the least seen, which slowly forgets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Least(Option<u64>);
+
+impl Least {
+    pub(crate) fn note(&mut self, ns: u64) {
+        self.0 = Some(self.0.map_or(ns, |least| ns.min(least + least / 64 + 1)));
+    }
+
+    pub(crate) fn ns(self) -> Option<u64> {
+        self.0
+    }
+}
+
 #[derive(Debug, Default)]
 struct Times {
-    together_ns: u64,
-    apart_ns: u64,
+    together: Least,
+    apart: Least,
     launches: u64,
 }
 
 impl Times {
-    fn apart_next(&mut self, members: u64) -> bool {
+    fn apart_next(&mut self) -> bool {
         self.launches += 1;
-        if self.launches <= 3 || self.together_ns == 0 || self.together_ns > TINY_NS * members {
-            return false;
-        }
-        if self.apart_ns == 0 {
-            return true;
-        }
-        let apart_wins = self.apart_ns < self.together_ns;
-        let (fast, slow) = if apart_wins { (self.apart_ns, self.together_ns) } else { (self.together_ns, self.apart_ns) };
+        // The first launch warms up.
+        let (3.., Some(together)) = (self.launches, self.together.ns()) else { return false };
+        let Some(apart) = self.apart.ns() else { return together < TRY_NS_MAX };
+        let apart_wins = apart < together;
+        let (fast, slow) = if apart_wins { (apart, together) } else { (together, apart) };
         let retry = self.launches.is_multiple_of(RETRY) && slow < 4 * fast;
         apart_wins != retry
     }
 
     fn note(&mut self, apart: bool, ns: u64) {
-        // The first launch warms up.
-        if self.launches == 1 {
-            return;
+        match (self.launches, apart) {
+            (..=1, _) => {}
+            (_, true) => self.apart.note(ns),
+            (_, false) => self.together.note(ns),
         }
-        let mean = if apart { &mut self.apart_ns } else { &mut self.together_ns };
-        *mean = if *mean == 0 { ns.max(1) } else { (*mean * 7 + ns) / 8 };
     }
 }
 
@@ -105,7 +114,7 @@ impl Call<'_> {
 impl GangForm for NativeGang {
     fn launch(&self, call: &Call<'_>) -> Result<Vec<Vec<Buffer>>, PjrtError> {
         let Some(single) = &self.single else { return self.together(call) };
-        let apart = self.times().apart_next(call.arguments.len() as u64);
+        let apart = self.times().apart_next();
         let start = Instant::now();
         let outputs = if apart { self.one_by_one(single, call)? } else { self.together(call)? };
         self.times().note(apart, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
@@ -121,7 +130,7 @@ mod tests {
         let mut times = Times::default();
         (0..launches)
             .map(|_| {
-                let apart = times.apart_next(8);
+                let apart = times.apart_next();
                 times.note(apart, if apart { apart_ns } else { together_ns });
                 apart
             })
@@ -129,19 +138,31 @@ mod tests {
     }
 
     #[test]
-    fn tiny_members_run_apart_where_that_is_faster() {
-        assert_eq!(play(250_000, 50_000, 6), [false, false, false, true, true, true]);
-        assert_eq!(play(80_000, 90_000, 6), [false, false, false, true, false, false]);
+    fn members_run_apart_where_that_is_faster() {
+        assert_eq!(play(250_000, 50_000, 5), [false, false, true, true, true]);
+        assert_eq!(play(80_000, 90_000, 5), [false, false, true, false, false]);
     }
 
     #[test]
     fn long_ones_never_do() {
-        assert!(play(500_000, 50_000, 2000).iter().all(|apart| !apart));
+        assert!(play(3_000_000, 50_000, 2000).iter().all(|apart| !apart));
     }
 
     #[test]
     fn the_loser_is_tried_again_now_and_then() {
         assert_eq!(play(80_000, 90_000, 1100).iter().filter(|&&apart| apart).count(), 3);
-        assert_eq!(play(380_000, 50_000, 1100).iter().filter(|&&apart| !apart).count(), 3);
+        assert_eq!(play(180_000, 50_000, 1100).iter().filter(|&&apart| !apart).count(), 4);
+        assert_eq!(play(80_000, 900_000, 1100).iter().filter(|&&apart| apart).count(), 1);
+    }
+
+    #[test]
+    fn the_least_forgets_slowly() {
+        let mut least = Least::default();
+        for ns in [900, 100, 800] {
+            least.note(ns);
+        }
+        assert_eq!(least.ns(), Some(102));
+        (0..1000).for_each(|_| least.note(800));
+        assert_eq!(least.ns(), Some(800));
     }
 }

@@ -184,7 +184,7 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
     let default_memory_kinds = client.devices().iter().map(|d| d.default_memory_kind.clone()).collect();
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
     let (reports, reports_out) = unbounded_channel();
-    let outlets = Outlets { devices, transfers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
+    let outlets = Outlets { devices, clock, transfers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
     spawn("exec".to_owned(), Box::new(move || Exec::new(core, outlets).serve(&messages)))?;
     let link = Link { exec: exec.clone(), reports: reports_out, fatal: fatal_out };
     Ok((link, Ending { child, exec }))
