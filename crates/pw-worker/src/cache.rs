@@ -55,8 +55,8 @@ impl Cache {
     }
 
     pub(crate) fn report(&self, key: &[u8]) -> Option<CompileReport> {
-        // A report without its program is half an entry.
-        self.path(key, "program").metadata().ok()?;
+        // A report without its program, or with a damaged one, is no entry.
+        self.program(key)?;
         let body = read(&self.path(key, "report"))?;
         CompileReport::from_bytes(Bytes::from(body)).ok().filter(|r| r.fingerprint == key)
     }
@@ -200,7 +200,7 @@ mod tests {
         let mut bytes = fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&path, bytes).unwrap();
-        assert!(cache.program(&key).is_none());
+        assert!(cache.program(&key).is_none() && cache.report(&key).is_none());
         fs::write(cache.path(&key, "report"), b"short").unwrap();
         assert!(cache.report(&key).is_none());
         cache.store(&key, b"blob", Some(b"one"), &stored).unwrap();

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::io::{self, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pw_exec::ExecEvent;
 use pw_proto::control::{CompileChildRequest, CompileChildResponse};
-use pw_types::{Code, CompileCommand, CompileReport, Status};
+use pw_types::{Code, CompileCommand, CompileReport, ExecutableId, Status};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Key};
 use crate::exec::{ExecSender, Message};
 use crate::{frames, options};
 
@@ -73,29 +73,60 @@ struct Pipes {
     output: BufReader<ChildStdout>,
 }
 
-/// Serves compiles, one at a time, until nobody can ask for any.
-pub(crate) fn serve(jobs: &Receiver<CompileCommand>, compiler: &Compiler, exec: &ExecSender) {
-    // The first program need not wait for the child to load the plugin.
-    let mut pipes = compiler.spawn().ok();
+/// A compile that the cache does not answer.
+pub(crate) struct Miss {
+    request: CompileChildRequest,
+    key: Key,
+}
+
+/// Answers compiles out of the cache and passes the others on, until nobody can ask for any.
+pub(crate) fn serve(jobs: &Receiver<CompileCommand>, misses: &Sender<Miss>, compiler: &Compiler, exec: &ExecSender) {
     while let Ok(job) = jobs.recv() {
         let executable = job.executable;
-        let result = compiler.compile(job, &mut pipes).map(Arc::new);
-        exec.send(Message::Event(ExecEvent::Compiled { executable, result }));
+        let result = match compiler.look_up(job) {
+            Ok(Found::Report(report)) => Ok(report),
+            Ok(Found::Miss(miss)) => match misses.send(miss) {
+                Ok(()) => continue,
+                Err(_) => Err(Status::internal("the compile thread has ended")),
+            },
+            Err(status) => Err(status),
+        };
+        exec.send(Message::Event(ExecEvent::Compiled { executable, result: result.map(Arc::new) }));
     }
 }
 
+/// Has the child compile, one program at a time, until nobody can ask for any.
+pub(crate) fn serve_misses(misses: &Receiver<Miss>, compiler: &Compiler, exec: &ExecSender) {
+    // The first program need not wait for the child to load the plugin.
+    let mut pipes = compiler.spawn().ok();
+    while let Ok(Miss { request, key }) = misses.recv() {
+        // The same program may have been before it in the queue.
+        let result = match compiler.cache.report(&key) {
+            Some(report) => Ok(report),
+            None => compiler.ask(&request, &mut pipes),
+        };
+        let executable = ExecutableId(request.id);
+        exec.send(Message::Event(ExecEvent::Compiled { executable, result: result.map(Arc::new) }));
+    }
+}
+
+enum Found {
+    Report(CompileReport),
+    Miss(Miss),
+}
+
 impl Compiler {
-    fn compile(&self, job: CompileCommand, pipes: &mut Option<Pipes>) -> Result<CompileReport, Status> {
+    fn look_up(&self, job: CompileCommand) -> Result<Found, Status> {
         let ids: Option<Vec<i32>> = job.devices.iter().map(|&d| self.device_ids.get(d as usize).copied()).collect();
         let known = || Status::internal(format!("devices {:?} of a worker with {}", job.devices, self.device_ids.len()));
         let options = options::clean(&job.options, &ids.ok_or_else(known)?, job.replicas, job.partitions)?;
         let key = self.cache.key(&job.program, &options);
         if let Some(report) = self.cache.report(&key) {
-            return Ok(report);
+            return Ok(Found::Report(report));
         }
         let CompileCommand { program, devices, replicas, partitions, executable, .. } = job;
         let request = CompileChildRequest { id: executable.0, program, options: options.into(), devices, replicas, partitions };
-        self.ask(&request, pipes)
+        Ok(Found::Miss(Miss { request, key }))
     }
 
     fn ask(&self, request: &CompileChildRequest, pipes: &mut Option<Pipes>) -> Result<CompileReport, Status> {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::convert;
 use crate::device::{self, Clock, LaunchJob, Program};
 use crate::programs::LoadJob;
-use crate::store::{Store, Stored};
+use crate::store::Store;
 use crate::transfer::{TransferJob, Transfers};
 
 /// Messages of one turn; reports leave between turns.
@@ -68,7 +68,7 @@ pub(crate) struct Outlets {
     pub(crate) compiles: Sender<CompileCommand>,
     pub(crate) loads: Sender<LoadJob>,
     /// Things whose end takes long.
-    pub(crate) drops: Sender<Arc<Stored>>,
+    pub(crate) drops: Sender<Box<dyn Send>>,
     pub(crate) reports: UnboundedSender<Vec<Report>>,
     pub(crate) fatal: UnboundedSender<String>,
 }
@@ -179,7 +179,11 @@ impl Exec {
             ExecEffect::Load { executable, fingerprint } => {
                 self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint }).is_ok());
             }
-            ExecEffect::Unload { executable } => drop(self.programs.remove(&executable)),
+            ExecEffect::Unload { executable } => {
+                if let Some(program) = self.programs.remove(&executable) {
+                    self.send("drop", |o| o.drops.send(Box::new(program)).is_ok());
+                }
+            }
             ExecEffect::Layout { query, dtype, dims } => {
                 let result = self.layout(dtype, &dims);
                 self.answers.push_back(ExecEvent::Layout { query, result });
@@ -253,7 +257,7 @@ impl Exec {
     fn forget(&mut self, backing: BackingKey) {
         let Some(stored) = self.store.remove(backing) else { return };
         if stored.bytes() >= SLOW_DROP_BYTES {
-            self.send("drop", |o| o.drops.send(stored).is_ok());
+            self.send("drop", |o| o.drops.send(Box::new(stored)).is_ok());
         }
     }
 

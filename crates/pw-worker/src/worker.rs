@@ -177,9 +177,12 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
     let (compiles, jobs) = channel();
     let child = ChildSlot::default();
     let device_ids = client.devices().iter().map(|d| d.id).collect();
-    let compiler = Compiler { command: config.compile_child.clone(), cache, device_ids, slot: child.clone() };
+    let compiler = Arc::new(Compiler { command: config.compile_child.clone(), cache, device_ids, slot: child.clone() });
+    let (misses, missed) = channel();
+    let (front, front_exec) = (compiler.clone(), exec.clone());
+    spawn("compile-cache".to_owned(), Box::new(move || compiler::serve(&jobs, &misses, &front, &front_exec)))?;
     let compile_exec = exec.clone();
-    spawn("compile".to_owned(), Box::new(move || compiler::serve(&jobs, &compiler, &compile_exec)))?;
+    spawn("compile".to_owned(), Box::new(move || compiler::serve_misses(&missed, &compiler, &compile_exec)))?;
 
     let default_memory_kinds = client.devices().iter().map(|d| d.default_memory_kind.clone()).collect();
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
