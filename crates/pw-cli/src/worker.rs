@@ -100,7 +100,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             _ = cluster::stop_signal() => std::process::exit(0),
             result = pw_worker::run(config) => {
                 // A controller that is stopped together with this worker goes first: that is no failure.
-                let _ = tokio::time::timeout(std::time::Duration::from_millis(500), cluster::stop_signal()).await.map(|_| std::process::exit(0));
+                let _ = tokio::time::timeout(std::time::Duration::from_secs(3), cluster::stop_signal()).await.map(|_| std::process::exit(0));
                 result.context("the worker stops")
             }
         }

@@ -400,7 +400,13 @@ async fn finish(hub: &Hub, session: &Session, opened: bool) {
     session.downloads.end();
     session.wire().wake_all();
     if opened {
-        let reason = session.wire().end.as_ref().map(|status| status.message.clone()).unwrap_or_default();
+        let end = session.wire().end.clone();
+        let reason = end.as_ref().map(|status| status.message.clone()).unwrap_or_default();
+        // A client that leaves is nothing new; one that is sent away is.
+        match end {
+            Some(status) if status.code != Code::Cancelled => tracing::warn!(session = %session.id, reason, "session ended by the edge"),
+            _ => tracing::info!(session = %session.id, reason, "session ended"),
+        }
         hub.emit(Event::SessionClosed { session: session.id, reason });
         hub.workers.detach(session.id).await;
     }
