@@ -1,5 +1,6 @@
 //! The one binary `pathways`: starts and looks at clusters. Everything that decides lives in the other crates.
 
+mod bench;
 mod build;
 mod cluster;
 mod controller;
@@ -45,6 +46,8 @@ enum Command {
     Replay(replay::Args),
     /// Run the whole system's cores in simulation, with faults, and check the invariants
     Sim(sim::Args),
+    /// Measure this build beside its peers, on this machine
+    Bench(bench::Args),
 }
 
 fn main() -> std::process::ExitCode {
@@ -56,6 +59,7 @@ fn main() -> std::process::ExitCode {
         Command::Status(args) => status::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Sim(args) => sim::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     match result {
         Ok(code) => code,
