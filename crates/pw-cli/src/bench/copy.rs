@@ -78,7 +78,7 @@ fn costs(rounds: &[Vec<f64>]) -> String {
 }
 
 fn bulk(args: &Args, lab: &Lab) -> Result<Value> {
-    let (edge_like, wide) = (NullServer::start(&EDGE_WINDOWS)?, NullServer::start(&[])?);
+    let (edge_like, wide) = (NullServer::start(lab, &EDGE_WINDOWS)?, NullServer::start(lab, &[])?);
     let cluster = Cluster::start(lab, 1, &[])?;
     let mut sides = vec![
         Side::new("pathways", Client::of(lab, &cluster, "pathways", SCRIPT, &[])?, vec![cluster.controller_pid(), cluster.worker_pid()]),

@@ -171,7 +171,7 @@ pub(super) fn run(args: &Args, lab: &Lab) -> Result<Value> {
 
 impl<'a> Bench<'a> {
     fn start(lab: &'a Lab) -> Result<Bench<'a>> {
-        let null = NullServer::start(&[])?;
+        let null = NullServer::start(lab, &[])?;
         let (mut clusters, mut clients) = (BTreeMap::new(), BTreeMap::new());
         for devices in [8, 1] {
             let cluster = Cluster::start(lab, devices, &[])?;

@@ -22,6 +22,8 @@ const STOCK_THREADS: usize = 16;
 
 /// Where things are.
 pub(super) struct Lab {
+    /// This program; found once, since a build may replace the file while a bench runs.
+    executable: PathBuf,
     python: PathBuf,
     plugin: PathBuf,
     cache_dir: PathBuf,
@@ -43,6 +45,7 @@ impl Lab {
             bail!("no Python at '{}'; run `cargo xtask setup`, or give one that has JAX with --python PATH", python.display());
         }
         Ok(Lab {
+            executable,
             plugin: plugin::find(common.plugin.clone(), Some(&python))?,
             cache_dir: cluster::cache_dir(common.cache_dir.clone())?,
             python,
@@ -89,21 +92,21 @@ pub(super) struct Cluster {
 
 impl Cluster {
     pub(super) fn start(lab: &Lab, devices: u32, worker_options: &[&str]) -> Result<Cluster> {
-        let own = |subcommand: &str| -> Result<Command> {
-            let mut command = Command::new(std::env::current_exe()?);
+        let own = |subcommand: &str| -> Command {
+            let mut command = Command::new(&lab.executable);
             command.arg(subcommand).arg("--parent-pid").arg(std::process::id().to_string()).stdin(Stdio::null());
             for variable in ["PATHWAYS_TOKEN", "PATHWAYS_PORT", "PATHWAYS_CONTROLLER", "PATHWAYS_PLUGIN"] {
                 command.env_remove(variable);
             }
-            Ok(command)
+            command
         };
-        let mut controller = own("controller")?;
+        let mut controller = own("controller");
         controller.args(["--announce", "--port", "0", "--worker-port", "0"]).stdout(Stdio::piped());
         let mut controller = Guarded(controller.spawn().context("cannot start the controller")?);
         let line = first_line(&mut controller.0)?;
         let announcement: Announcement = serde_json::from_str(&line).context("the controller ended before it was ready")?;
 
-        let mut worker = own("worker")?;
+        let mut worker = own("worker");
         worker.args(["--controller", &announcement.workers.to_string(), "--devices", &devices.to_string()]);
         worker.arg("--plugin").arg(&lab.plugin).arg("--cache-dir").arg(&lab.cache_dir).args(worker_options);
         worker.env("TF_CPP_MIN_LOG_LEVEL", "3").stdout(Stdio::null());
@@ -163,8 +166,8 @@ pub(super) struct NullServer {
 }
 
 impl NullServer {
-    pub(super) fn start(options: &[&str]) -> Result<NullServer> {
-        let program = std::env::current_exe()?.with_file_name("pathways-null");
+    pub(super) fn start(lab: &Lab, options: &[&str]) -> Result<NullServer> {
+        let program = lab.executable.with_file_name("pathways-null");
         if !program.is_file() {
             bail!("no null server at '{}'; build it with `cargo build --release --package pw-null`", program.display());
         }
