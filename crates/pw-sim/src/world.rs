@@ -292,7 +292,9 @@ impl World {
             self.pump(session);
             let made = self.summary.requests;
             if self.kill_at.is_some_and(|at| made >= at) {
-                self.kill_at = None;
+                // Where workers come back, another one may go.
+                let again = self.rejoins && self.rng.per_mille(400);
+                self.kill_at = again.then(|| made + self.rng.between(10, 200));
                 let slot = HostSlot(self.rng.index(self.workers.len()) as u32);
                 self.agenda.after(self.rng.between(0, 2_000_000), Action::Kill(slot));
             }
@@ -574,8 +576,6 @@ impl World {
             Event::WorkerLost { slot, incarnation, .. } => {
                 self.model.worker_lost(*slot, *incarnation);
                 if self.rejoins {
-                    self.rejoins = false;
-                    // It comes back at once, or the loss was of an earlier life.
                     self.join(slot.0 as usize);
                 }
                 Ok(())
