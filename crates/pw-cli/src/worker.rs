@@ -92,7 +92,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         compile_child,
         parent_pid: args.parent_pid,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().thread_name("io").build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         tokio::select! {
             biased;

@@ -16,6 +16,11 @@ use crate::{Core, Effect, Effects, LayoutAnswer, UNKNOWN_ESTIMATE_NS};
 
 impl Core {
     pub(crate) fn compile(&mut self, at: Pending, request: CompileRequest, fx: &mut Effects) {
+        let mut seen = request.devices.clone();
+        seen.sort_unstable();
+        if let Some(twice) = seen.windows(2).find(|w| w[0] == w[1]) {
+            return self.answer(at, Err(Status::invalid(format!("the device assignment names device {} twice", twice[0]))), fx);
+        }
         let session = &self.sessions[&at.session];
         let expected = u64::from(request.replicas) * u64::from(request.partitions);
         if request.devices.len() as u64 != expected {

@@ -480,6 +480,16 @@ fn a_program_over_two_workers_is_named_as_not_built() {
 }
 
 #[test]
+fn a_device_named_twice_is_refused() {
+    let mut w = World::new(2, None);
+    w.open(A, "a", 1);
+    let devices = vec![VirtualDeviceId(1), VirtualDeviceId(1)];
+    let request = CompileRequest { program: Bytes::new(), options: Bytes::new(), devices, replicas: 1, partitions: 2 };
+    let status = error(w.ask(A, Request::Compile(request)));
+    assert_eq!((status.code, status.message.as_str()), (Code::InvalidArgument, "the device assignment names device 1 twice"));
+}
+
+#[test]
 fn shards_are_shared_between_assemble_disassemble_and_remap() {
     let mut w = World::new(2, None);
     w.open(A, "a", 1);

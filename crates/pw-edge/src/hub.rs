@@ -93,15 +93,28 @@ impl Hub {
                 last = self.session(id);
                 match &last {
                     Some(session) => touched.push(Arc::clone(session)),
-                    None => continue,
+                    None => {
+                        self.tell_workers(id, &message);
+                        continue;
+                    }
                 }
             }
-            if let Some(session) = &last {
-                self.tell(session, message);
+            match &last {
+                Some(session) => self.tell(session, message),
+                None => self.tell_workers(id, &message),
             }
         }
         for session in touched {
             session.wake();
+        }
+    }
+
+    /// A session that is gone here, but whose upload was granted before the core heard of its end: the workers must not wait
+    /// for the bytes.
+    fn tell_workers(self: &Arc<Hub>, session: SessionId, message: &ToEdge) {
+        if matches!(message, ToEdge::Route { .. }) {
+            let hub = Arc::clone(self);
+            tokio::spawn(async move { hub.workers.detach(session).await });
         }
     }
 
