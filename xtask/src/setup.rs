@@ -74,7 +74,7 @@ fn build(root: &Path) -> Result<(), String> {
         root,
         "build",
         "building the binary (release)",
-        cargo(root).args(["build", "--release", "--package", "pw-cli", "--package", "pw-sleep"]),
+        cargo(root).args(["build", "--release", "--package", "pw-cli", "--package", "pw-sleep", "--package", "pw-null"]),
     )
 }
 

@@ -139,7 +139,7 @@ impl Core {
                     }
                 }
             } else if self.now >= until {
-                let dead: Vec<String> = self.members.workers.iter().filter(|w| !w.alive).map(|w| w.describe()).collect();
+                let dead: Vec<String> = self.members.workers.iter().filter(|w| !w.alive && !w.is_vacant()).map(|w| w.describe()).collect();
                 let mut text = format!(
                     "{} of {expected} workers are registered after waiting {} s",
                     self.members.alive(),

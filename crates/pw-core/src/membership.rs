@@ -24,7 +24,39 @@ pub(crate) struct Worker {
     pub(crate) bytes_in_use: Vec<u64>,
 }
 
+/// Slots that may be asked for.
+const SLOTS_MAX: u32 = 1 << 16;
+
 impl Worker {
+    fn vacant(slot: HostSlot) -> Worker {
+        let info = WorkerInfo {
+            host: String::new(),
+            pid: 0,
+            build: String::new(),
+            platform_name: String::new(),
+            platform_version: String::new(),
+            data_address: String::new(),
+            island: 0,
+            devices: Vec::new(),
+            test_targets: Vec::new(),
+        };
+        Worker {
+            slot,
+            incarnation: Incarnation(0),
+            info,
+            alive: false,
+            last_seq: GrantSeq(0),
+            devices: Vec::new(),
+            granted: 0,
+            bytes_in_use: Vec::new(),
+        }
+    }
+
+    /// Nobody has had this slot yet.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.devices.is_empty()
+    }
+
     /// `worker 0 (host a, pid 12)`, for messages.
     pub(crate) fn describe(&self) -> String {
         format!("worker {} (host {}, pid {})", self.slot, self.info.host, self.info.pid)
@@ -43,6 +75,12 @@ pub(crate) struct Device {
     pub(crate) window_gangs: u32,
     /// Sessions that were given this device.
     pub(crate) sessions: u32,
+}
+
+impl Device {
+    fn new(physical: PhysicalDeviceId) -> Device {
+        Device { physical, limit: None, reserved: 0, window_ns: 0, window_gangs: 0, sessions: 0 }
+    }
 }
 
 #[derive(Default)]
@@ -80,14 +118,14 @@ impl Membership {
         if info.devices.is_empty() {
             return Err(Status::invalid("a worker must have at least one device"));
         }
-        let fits = |w: &Worker| !w.alive && w.info.devices.len() == info.devices.len();
+        // A vacant slot fits anybody; one whose worker is lost keeps its devices.
+        let fits = |w: &Worker| !w.alive && (w.is_vacant() || w.info.devices.len() == info.devices.len());
         let slot = match wanted {
+            Some(slot) if slot.0 >= SLOTS_MAX => {
+                return Err(Status::invalid(format!("slot {slot} asked for; slots go up to {}", SLOTS_MAX - 1)));
+            }
             Some(slot) => {
-                let index = slot.0 as usize;
-                if index > self.workers.len() {
-                    return Err(Status::invalid(format!("slot {slot} asked for, but the next free one is {}", self.workers.len())));
-                }
-                if let Some(worker) = self.workers.get(index)
+                if let Some(worker) = self.workers.get(slot.0 as usize)
                     && !fits(worker)
                 {
                     return Err(Status::new(
@@ -95,36 +133,29 @@ impl Membership {
                         format!("slot {slot} is taken by {} with {} devices", worker.describe(), worker.info.devices.len()),
                     ));
                 }
-                index
+                slot.0 as usize
             }
             None => self.workers.iter().position(fits).unwrap_or(self.workers.len()),
         };
-        let slot_id = HostSlot(slot as u32);
-        if slot == self.workers.len() {
-            let first = self.devices.len() as u32;
-            for index in 0..info.devices.len() as u32 {
-                self.devices.push(Device {
-                    physical: PhysicalDeviceId { slot: slot_id, index },
-                    limit: None,
-                    reserved: 0,
-                    window_ns: 0,
-                    window_gangs: 0,
-                    sessions: 0,
-                });
-            }
-            let devices = (first..self.devices.len() as u32).collect();
-            let bytes_in_use = vec![0; info.devices.len()];
-            let worker = Worker { slot: slot_id, incarnation, info, alive: true, last_seq: GrantSeq(0), devices, granted: 0, bytes_in_use };
-            self.workers.push(worker);
-        } else {
-            let worker = &mut self.workers[slot];
-            worker.incarnation = incarnation;
-            worker.bytes_in_use = vec![0; info.devices.len()];
-            worker.info = info;
-            worker.alive = true;
-            worker.last_seq = GrantSeq(0);
-            worker.granted = 0;
+        // Workers that ask for their slots may come in any order: the slots before stay vacant until theirs come.
+        while self.workers.len() <= slot {
+            self.workers.push(Worker::vacant(HostSlot(self.workers.len() as u32)));
         }
+        if self.workers[slot].is_vacant() {
+            let first = self.devices.len() as u32;
+            let count = info.devices.len() as u32;
+            let slot_id = HostSlot(slot as u32);
+            self.devices.extend((0..count).map(|index| Device::new(PhysicalDeviceId { slot: slot_id, index })));
+            self.workers[slot].devices = (first..first + count).collect();
+        }
+        let slot_id = HostSlot(slot as u32);
+        let worker = &mut self.workers[slot];
+        worker.incarnation = incarnation;
+        worker.bytes_in_use = vec![0; info.devices.len()];
+        worker.info = info;
+        worker.alive = true;
+        worker.last_seq = GrantSeq(0);
+        worker.granted = 0;
         let worker = &self.workers[slot];
         for (&key, device) in worker.devices.iter().zip(&worker.info.devices) {
             let state = &mut self.devices[key as usize];
@@ -152,7 +183,7 @@ impl Membership {
             }
             keys.sort_by_key(|&k| (self.devices[k as usize].sessions, k));
             keys.truncate(wanted as usize);
-            keys.sort_unstable();
+            keys.sort_unstable_by_key(|&k| self.devices[k as usize].physical);
         }
         for &key in &keys {
             self.devices[key as usize].sessions += 1;

@@ -16,7 +16,7 @@ impl Core {
                 *bytes += backing.ledger_bytes * backing.devices.len() as u64;
             }
         }
-        let workers = self.members.workers.iter().map(|w| WorkerStatus {
+        let workers = self.members.workers.iter().filter(|w| !w.is_vacant()).map(|w| WorkerStatus {
             slot: w.slot,
             incarnation: w.incarnation,
             info: w.info.clone(),

@@ -480,6 +480,31 @@ fn a_program_over_two_workers_is_named_as_not_built() {
 }
 
 #[test]
+fn workers_may_come_in_any_order_of_their_slots() {
+    let mut core = Core::new(CoreConfig { expect_workers: 2, ..Default::default() });
+    let mut fx = Effects::default();
+    let hello = |slot, devices, life| Event::WorkerHello {
+        connection: life,
+        incarnation: Incarnation(life),
+        wanted_slot: Some(HostSlot(slot)),
+        info: worker(devices, None),
+    };
+    core.handle(Time(0), hello(1, 3, 1), &mut fx);
+    core.handle(Time(0), Event::StatusQuery { query: 1 }, &mut fx);
+    let Some(Effect::Status { report, .. }) = fx.list.last() else { panic!("{fx:?}") };
+    assert_eq!(report.workers.iter().map(|w| w.slot.0).collect::<Vec<_>>(), [1], "a vacant slot is nobody");
+    core.handle(Time(0), hello(0, 2, 2), &mut fx);
+    core.handle(Time(0), hello(0, 2, 3), &mut fx);
+    let Some(Effect::Refuse { connection: 3, status }) = fx.list.last() else { panic!("{fx:?}") };
+    assert_eq!(status.message, "slot 0 is taken by worker 0 (host h, pid 7) with 2 devices");
+    core.handle(Time(0), Event::SessionOpened { session: A, options: SessionOptions::default() }, &mut fx);
+    core.handle(Time(0), Event::EndOfTurn, &mut fx);
+    let Some(Effect::Edge(ToEdge::SessionReady(view))) = fx.list.last() else { panic!("{fx:?}") };
+    let places: Vec<_> = view.devices.iter().map(|d| (d.physical.slot.0, d.physical.index)).collect();
+    assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]);
+}
+
+#[test]
 fn a_device_named_twice_is_refused() {
     let mut w = World::new(2, None);
     w.open(A, "a", 1);
