@@ -20,10 +20,10 @@ use crate::{cluster, plugin, status};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of workers (hosts)
-    #[arg(long, value_name = "W", default_value_t = 1)]
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     workers: u32,
     /// Devices per worker
-    #[arg(long, value_name = "D", default_value_t = 1)]
+    #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     devices: u32,
     /// Memory per device that programs and arrays may use, e.g. 256MiB; not limited by default
     #[arg(long, value_name = "BYTES", value_parser = cluster::parse_bytes)]
@@ -58,9 +58,6 @@ const STOP_WAIT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     crate::start_logging();
-    if args.workers == 0 || args.devices == 0 {
-        bail!("a cluster needs at least one worker (--workers) with one device (--devices)");
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut processes = Processes::default();

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:29001", env = "PATHWAYS_CONTROLLER", hide_env_values = true)]
     controller: String,
     /// Number of devices, where the plugin lets one choose (CPU)
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", value_parser = clap::value_parser!(u32).range(1..=4096))]
     devices: Option<u32>,
     /// Memory per device that programs and arrays may use, e.g. 256MiB; not limited by default on CPU
     #[arg(long, value_name = "BYTES", value_parser = cluster::parse_bytes)]

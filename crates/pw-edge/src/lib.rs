@@ -46,8 +46,12 @@ const STREAM_WINDOW: u32 = 2 << 20;
 /// The most that HTTP/2 allows.
 const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 
-/// So many streams fit the connection's window even if all of them are parked: no upload can starve another one.
-const STREAMS: u32 = CONNECTION_WINDOW / STREAM_WINDOW - 1;
+/// So many streams fit the connection's window even if all of them are parked: no upload can starve another one. They bound
+/// what one connection can make us hold in HTTP/2, [`STREAMS`] × [`STREAM_WINDOW`]; a client begins its uploads in the order
+/// of its requests, so those that wait for a stream are those that are needed last.
+const STREAMS: u32 = 128;
+
+const _: () = assert!(STREAMS <= CONNECTION_WINDOW / STREAM_WINDOW);
 
 const FRAME: u32 = 1 << 20;
 
