@@ -29,9 +29,9 @@ pub struct ExecConfig {
 pub(crate) struct Device {
     /// Unfinished launches with this member, in grant order; keys of cancelled ones are stale.
     pub(crate) queue: VecDeque<NodeKey>,
-    /// So many at the front of the queue have been handed to thread `leader`.
+    /// So many at the front of the queue have been handed to thread `thread`.
     pub(crate) handed: usize,
-    pub(crate) leader: u32,
+    pub(crate) thread: u32,
     /// What the thread of this device holds.
     pub(crate) outstanding: u32,
     /// In the list of queues to look at.

@@ -19,11 +19,21 @@ pub struct Part {
     pub count: u32,
 }
 
+/// Who runs the members of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// The thread of the lowest member device launches for all: one Execute.
+    Gang,
+    /// Each member device's own thread runs the program for one device.
+    PerDevice,
+}
+
 /// A program in the serving process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoadedProgram {
     /// Local device indices in execution order; output shard `i` lives on `devices[i]`.
     pub devices: Vec<u32>,
+    pub form: Form,
     pub report: Arc<CompileReport>,
 }
 
@@ -84,9 +94,10 @@ pub enum ExecEvent {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExecEffect {
-    /// Append to the queue of device thread `thread`, which serves it in order. Where an argument's shard is not
-    /// filled yet, an earlier launch of the same thread fills it; where that one failed, this one must not run and
-    /// ends with the same status.
+    /// Append to the queue of device thread `thread` ([`Form::Gang`]), or to the queue of every member device's thread
+    /// ([`Form::PerDevice`]); a thread serves its queue in order. Where an argument's shard is not filled yet, an
+    /// earlier launch of the same thread fills it; where that one failed, this one must not run and ends with the same
+    /// status. A launch that fails on one member fails as a whole.
     Launch(Arc<StartLaunch>),
     Copy(Arc<StartCopy>),
     Write(Arc<StartWrite>),
@@ -129,7 +140,7 @@ pub enum ExecEffect {
 pub struct StartLaunch {
     pub run: RunId,
     pub executable: ExecutableId,
-    /// The lowest member device; its thread launches for all.
+    /// The lowest member device; in [`Form::Gang`] its thread launches for all.
     pub thread: u32,
     pub launch_id: i32,
     pub program: Arc<LoadedProgram>,
@@ -149,6 +160,22 @@ pub struct StartArgument {
 }
 
 impl StartLaunch {
+    /// The thread that runs the member on `device`.
+    pub fn thread_of(&self, device: u32) -> u32 {
+        match self.program.form {
+            Form::Gang => self.thread,
+            Form::PerDevice => device,
+        }
+    }
+
+    /// The threads that have it in their queues.
+    pub fn threads(&self) -> &[u32] {
+        match self.program.form {
+            Form::Gang => std::slice::from_ref(&self.thread),
+            Form::PerDevice => &self.program.devices,
+        }
+    }
+
     /// The parts of argument `index`, together one shard per member in execution order.
     pub fn argument(&self, index: usize) -> &[Part] {
         let start = if index == 0 { 0 } else { self.arguments[index - 1].end as usize };

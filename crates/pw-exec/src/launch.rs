@@ -1,7 +1,8 @@
-//! Launches: checked on arrival, queued at every member, handed to the leader's thread when they may go.
+//! Launches: checked on arrival, queued at every member, handed to the threads that run them when they may go.
 //!
-//! A launch may be handed ahead of time when everything before it in each member's queue is in the hands of the same
-//! thread, and every input is there or is made by such an earlier launch: one thread serves its queue in order.
+//! A launch may be handed ahead of time when everything before it in each member's queue is in the hands of the thread
+//! that will run it there, and every input is there or is made by such an earlier launch: a thread serves its queue in
+//! order.
 
 use std::sync::Arc;
 
@@ -155,12 +156,12 @@ impl ExecCore {
             return Attempt::Blocked;
         }
         let start = node.launch().expect("device queues hold launches").clone();
-        if self.devices[start.thread as usize].outstanding >= self.config.ahead_max {
+        if start.threads().iter().any(|&thread| self.devices[thread as usize].outstanding >= self.config.ahead_max) {
             return Attempt::Blocked;
         }
         for &member in &start.program.devices {
             let device = &self.devices[member as usize];
-            if (device.handed > 0 && device.leader != start.thread) || self.first_waiting(member) != Some(key) {
+            if (device.handed > 0 && device.thread != start.thread_of(member)) || self.first_waiting(member) != Some(key) {
                 return Attempt::Blocked;
             }
         }
@@ -176,11 +177,11 @@ impl ExecCore {
         Attempt::Handed
     }
 
-    /// Whether the thread can take it now; if not, it waits at the backing that is in its way.
+    /// Whether its threads can take it now; if not, it waits at the backing that is in its way.
     fn inputs_usable(&mut self, key: NodeKey, start: &StartLaunch) -> Result<bool, Arc<Status>> {
         let cursor = self.nodes.get(key).expect("a live node").cursor;
         for (place, &part) in (cursor..).zip(&start.parts[cursor as usize..]) {
-            if self.table.inspect(part)? == Inspected::Pending && !self.made_before(part.backing, start.thread) {
+            if self.table.inspect(part)? == Inspected::Pending && !self.made_before(part.backing) {
                 self.wait(key, place, part.backing);
                 return Ok(false);
             }
@@ -204,10 +205,11 @@ impl ExecCore {
         self.table.wait(backing, key);
     }
 
-    /// It is pending, but an earlier launch in the hands of `thread` makes it.
-    fn made_before(&self, backing: BackingKey, thread: u32) -> bool {
+    /// It is pending, but an earlier launch that has been handed over makes it. That one is in the queues of the devices
+    /// that the backing lies on, so it is with the threads that will run the reader.
+    fn made_before(&self, backing: BackingKey) -> bool {
         let producer = self.table.get(backing).producer.and_then(|key| self.nodes.get(key));
-        producer.is_some_and(|node| node.started && node.launch().is_some_and(|l| l.thread == thread))
+        producer.is_some_and(|node| node.started && node.launch().is_some())
     }
 
     fn hand(&mut self, key: NodeKey, start: Arc<StartLaunch>, fx: &mut Vec<ExecEffect>) {
@@ -215,10 +217,10 @@ impl ExecCore {
         for &member in &start.program.devices {
             let device = &mut self.devices[member as usize];
             device.handed += 1;
-            device.leader = start.thread;
+            device.thread = start.thread_of(member);
             self.mark(member);
         }
-        self.devices[start.thread as usize].outstanding += 1;
+        start.threads().iter().for_each(|&thread| self.devices[thread as usize].outstanding += 1);
         start.outputs.iter().for_each(|&o| self.table.export(o));
         fx.push(ExecEffect::Launch(start));
     }
@@ -228,16 +230,17 @@ impl ExecCore {
         for &member in &start.program.devices {
             let device = &mut self.devices[member as usize];
             if started {
-                // A thread serves its queue in order, so this was first everywhere.
-                if device.queue.pop_front() != Some(key) {
-                    return self.die(format!("run {} ended out of order on device {member}", start.run), fx);
-                }
+                // First, as a thread serves its queue in order; unless an earlier one still runs on another member.
+                let Some(place) = device.queue.iter().take(device.handed).position(|&k| k == key) else {
+                    return self.die(format!("run {} ended but was not handed to device {member}", start.run), fx);
+                };
+                device.queue.remove(place);
                 device.handed -= 1;
             }
             self.mark(member);
         }
         if started {
-            self.devices[start.thread as usize].outstanding -= 1;
+            start.threads().iter().for_each(|&thread| self.devices[thread as usize].outstanding -= 1);
         }
         if let Some(Executable::Loaded(loaded)) = self.executables.entries.get_mut(&start.executable) {
             loaded.launches -= 1;

@@ -32,5 +32,6 @@ mod tests;
 
 pub use crate::core::{ExecConfig, ExecCore};
 pub use crate::event::{
-    BackingKey, ExecEffect, ExecEvent, LoadedProgram, Part, StartArgument, StartCopy, StartCopyItem, StartLaunch, StartRead, StartWrite,
+    BackingKey, ExecEffect, ExecEvent, Form, LoadedProgram, Part, StartArgument, StartCopy, StartCopyItem, StartLaunch, StartRead,
+    StartWrite,
 };

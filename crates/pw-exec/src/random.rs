@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use pw_types::*;
 
-use crate::script::{SESSION, program};
-use crate::{ExecConfig, ExecCore, ExecEffect, ExecEvent, StartLaunch};
+use crate::script::{SESSION, per_device, program};
+use crate::{ExecConfig, ExecCore, ExecEffect, ExecEvent, Form, StartLaunch};
 
 const DEVICES: u32 = 3;
 const PROGRAMS: [&[u32]; 5] = [&[0], &[2], &[0, 1], &[2, 1], &[1, 0, 2]];
+/// How each set of devices is used: executable `2 * i` in the one form, `2 * i + 1` in the other.
+const FORMS: [Form; 2] = [Form::Gang, Form::PerDevice];
 
 struct Shell {
     core: ExecCore,
@@ -18,8 +20,10 @@ struct Shell {
     /// What may be answered at any time.
     transfers: Vec<ExecEvent>,
     ended: BTreeMap<RunId, usize>,
-    /// Made or poisoned by launches, as the threads see it.
-    filled: BTreeSet<u32>,
+    /// Shards made or poisoned, as the threads see it: backing and shard.
+    filled: BTreeSet<(u32, u32)>,
+    /// Members that a launch still has to run.
+    members_left: BTreeMap<RunId, usize>,
 }
 
 impl Shell {
@@ -27,7 +31,15 @@ impl Shell {
         let config = ExecConfig { default_memory_kinds: vec!["device".to_owned(); DEVICES as usize], ahead_max: 3 };
         let threads = (0..DEVICES).map(|_| VecDeque::new()).collect();
         let (state, transfers) = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new());
-        Shell { core: ExecCore::new(config), state, threads, transfers, ended: BTreeMap::new(), filled: BTreeSet::new() }
+        Shell {
+            core: ExecCore::new(config),
+            state,
+            threads,
+            transfers,
+            ended: BTreeMap::new(),
+            filled: BTreeSet::new(),
+            members_left: BTreeMap::new(),
+        }
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -43,25 +55,45 @@ impl Shell {
         self.core.audit().expect("the books balance");
         for effect in fx {
             match effect {
-                ExecEffect::Launch(start) => self.threads[start.thread as usize].push_back(start),
+                ExecEffect::Launch(start) => {
+                    self.members_left.insert(start.run, start.program.devices.len());
+                    start.threads().iter().for_each(|&t| self.threads[t as usize].push_back(start.clone()));
+                }
                 ExecEffect::Copy(start) => {
-                    start.items.iter().for_each(|i| assert!(self.filled.contains(&i.backing.0)));
-                    self.filled.insert(start.output.0);
+                    start.items.iter().for_each(|i| assert!(self.filled.contains(&(i.backing.0, i.shard))));
+                    self.fill(start.output.0, start.items.len());
                     self.transfers.push(ExecEvent::CopyDone { run: start.run, result: Ok(vec![16; start.items.len()]) });
                 }
                 ExecEffect::Write(start) => {
                     let (run, count) = (start.command.order.run, start.command.shards as usize);
-                    self.filled.insert(start.output.0);
+                    self.fill(start.output.0, count);
                     self.transfers.push(ExecEvent::WriteDone { run, result: Ok(vec![16; count]) });
                 }
                 ExecEffect::Read(start) => {
                     self.transfers.push(ExecEvent::ReadDone { run: start.command.order.run, result: Ok(()) });
                 }
-                ExecEffect::Drop { backing } => drop(self.filled.remove(&backing.0)),
+                ExecEffect::Drop { backing } => self.filled.retain(|&(b, _)| b != backing.0),
                 ExecEffect::Report(Report::Finished { run, .. }) => *self.ended.entry(run).or_default() += 1,
                 ExecEffect::Fatal(text) => panic!("{text}"),
                 _ => {}
             }
+        }
+    }
+
+    fn fill(&mut self, backing: u32, shards: usize) {
+        self.filled.extend((0..).take(shards).map(|shard| (backing, shard)));
+    }
+
+    /// Runs the members of a launch that are this thread's.
+    fn run(&mut self, start: &StartLaunch, thread: u32) {
+        for (member, &device) in (0..).zip(&start.program.devices).filter(|&(_, &d)| start.thread_of(d) == thread) {
+            for index in 0..start.arguments.len() {
+                let mut shards = start.argument(index).iter().flat_map(|p| (p.first..p.first + p.count).map(|s| (p.backing.0, s)));
+                let shard = shards.nth(member as usize).expect("one shard per member");
+                assert!(self.filled.contains(&shard), "run {} starts too early on device {device}", start.run);
+            }
+            self.filled.extend(start.outputs.iter().map(|o| (o.0, member)));
+            *self.members_left.get_mut(&start.run).expect("it is under way") -= 1;
         }
     }
 
@@ -71,9 +103,10 @@ impl Shell {
         let choice = self.below((busy.len() + self.transfers.len()).max(1));
         if let Some(&thread) = busy.get(choice) {
             let start = self.threads[thread].pop_front().expect("it is busy");
-            // No two threads may run on one device, and inputs are there.
-            start.parts.iter().for_each(|p| assert!(self.filled.contains(&p.backing.0), "run {} starts too early", start.run));
-            self.filled.extend(start.outputs.iter().map(|o| o.0));
+            self.run(&start, thread as u32);
+            if self.members_left[&start.run] > 0 {
+                return true;
+            }
             let failed = self.below(20) == 0;
             let result = if failed { Err(Arc::new(Status::internal("boom"))) } else { Ok(vec![16; start.outputs.len()].into()) };
             self.event(ExecEvent::LaunchDone { run: start.run, device_ns: 1, result });
@@ -89,7 +122,8 @@ impl Shell {
 
     fn assert_devices_have_one_thread(&self) {
         for device in 0..DEVICES {
-            let holders = (0..DEVICES).filter(|&t| self.threads[t as usize].iter().any(|s| s.program.devices.contains(&device)));
+            let runs_here = |s: &StartLaunch, t: u32| s.program.devices.iter().any(|&d| d == device && s.thread_of(d) == t);
+            let holders = (0..DEVICES).filter(|&t| self.threads[t as usize].iter().any(|s| runs_here(s, t)));
             assert!(holders.count() <= 1, "device {device} is in the hands of two threads");
         }
     }
@@ -97,10 +131,11 @@ impl Shell {
 
 fn play(seed: u64) {
     let mut shell = Shell::new(seed);
-    for (id, devices) in (0..).zip(PROGRAMS) {
+    for (id, (devices, form)) in (0..).zip(PROGRAMS.iter().flat_map(|&p| FORMS.map(|f| (p, f)))) {
         shell.event(ExecEvent::Command(Command::Load { executable: ExecutableId(id), fingerprint: bytes::Bytes::new() }));
-        let donated: &[u32] = if id % 2 == 0 { &[0] } else { &[] };
-        shell.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(program(devices, 1, 2, donated)) });
+        let donated: &[u32] = if id % 4 == 0 { &[0] } else { &[] };
+        let loaded = if form == Form::Gang { program(devices, 1, 2, donated) } else { per_device(devices, 1, 2, donated) };
+        shell.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(loaded) });
     }
     // Arrays by the devices that they lie on.
     let mut arrays: Vec<(BufferId, Vec<u32>)> = Vec::new();
@@ -131,7 +166,8 @@ fn play(seed: u64) {
                 Command::HostRead(HostRead { order, buffer: Handle(step), dtype: DType::F32, dims: vec![4], byte_strides: None, pieces })
             }
             (_, Some((id, on))) => {
-                let executable = PROGRAMS.iter().position(|p| *p == on).expect("arrays lie where programs run") as u64;
+                let place = PROGRAMS.iter().position(|p| *p == on).expect("arrays lie where programs run");
+                let executable = (FORMS.len() * place + shell.below(FORMS.len())) as u64;
                 arrays.extend([(made(0), on.clone()), (made(1), on.clone())]);
                 let donate = shell.below(3) == 0;
                 let segments = vec![Segment { buffer: id, first: 0, count: on.len() as u32 }];

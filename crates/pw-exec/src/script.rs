@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pw_types::*;
 
-use crate::{ExecConfig, ExecCore, ExecEffect, ExecEvent, LoadedProgram, Part};
+use crate::{ExecConfig, ExecCore, ExecEffect, ExecEvent, Form, LoadedProgram, Part};
 
 pub(crate) struct Script {
     pub(crate) core: ExecCore,
@@ -44,8 +44,11 @@ impl Script {
 
     /// Loads executable `id` with `f32[4]` parameters and outputs on these devices.
     pub(crate) fn program(&mut self, id: u64, devices: &[u32], parameters: u32, outputs: u32, donated: &[u32]) {
+        self.load(id, program(devices, parameters, outputs, donated));
+    }
+
+    pub(crate) fn load(&mut self, id: u64, program: Arc<LoadedProgram>) {
         self.command(Command::Load { executable: ExecutableId(id), fingerprint: Bytes::new() });
-        let program = program(devices, parameters, outputs, donated);
         self.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(program) });
     }
 
@@ -139,7 +142,12 @@ pub(crate) fn program(devices: &[u32], parameters: u32, outputs: u32, donated: &
         layouts_error: None,
         collectives: 0,
     };
-    Arc::new(LoadedProgram { devices: devices.to_vec(), report: Arc::new(report) })
+    Arc::new(LoadedProgram { devices: devices.to_vec(), form: Form::Gang, report: Arc::new(report) })
+}
+
+/// The same, run by each device's own thread.
+pub(crate) fn per_device(devices: &[u32], parameters: u32, outputs: u32, donated: &[u32]) -> Arc<LoadedProgram> {
+    Arc::new(LoadedProgram { form: Form::PerDevice, ..LoadedProgram::clone(&program(devices, parameters, outputs, donated)) })
 }
 
 fn render(effect: &ExecEffect) -> String {
@@ -151,7 +159,8 @@ fn render(effect: &ExecEffect) -> String {
                 format!(" {}{}", if l.arguments[i].donate { "!" } else { "" }, parts.join("+"))
             });
             let outputs: Vec<String> = l.outputs.iter().map(|o| format!(" b{}", o.0)).collect();
-            format!("launch r{} on {}:{} ->{}", l.run, l.thread, arguments.collect::<String>(), outputs.concat())
+            let threads: Vec<String> = l.threads().iter().map(u32::to_string).collect();
+            format!("launch r{} on {}:{} ->{}", l.run, threads.join("+"), arguments.collect::<String>(), outputs.concat())
         }
         ExecEffect::Copy(c) => format!("copy r{} to {:?}", c.run, c.items.iter().map(|i| i.device).collect::<Vec<_>>()),
         ExecEffect::Write(w) => format!("write r{}", w.command.order.run),

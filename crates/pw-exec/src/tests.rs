@@ -4,7 +4,7 @@ use bytes::Bytes;
 use pw_types::*;
 
 use crate::ExecEvent;
-use crate::script::{SESSION, Script, id, program};
+use crate::script::{SESSION, Script, id, per_device, program};
 
 const NOTHING: [&str; 0] = [];
 
@@ -52,6 +52,49 @@ fn a_queue_in_another_threads_hands_is_waited_for() {
     assert_eq!(s.done(11), ["finished r11", "launch r12 on 1: -> b1"]);
     // Device 2's next launch belongs to another thread than r12.
     assert_eq!(s.done(12), ["finished r12", "launch r13 on 2: -> b2"]);
+}
+
+#[test]
+fn per_device_launches_overlap_and_may_end_in_another_order() {
+    let mut s = Script::new(3);
+    s.load(1, per_device(&[0, 1], 0, 1, &[]));
+    s.load(2, per_device(&[1, 2], 0, 1, &[]));
+    s.program(3, &[2], 0, 1, &[]);
+    assert_eq!(s.launch(11, 1, 2, &[]), ["launch r11 on 0+1: -> b0"]);
+    // Device 1's thread has r11 before it; device 2's may begin at once.
+    assert_eq!(s.launch(12, 2, 2, &[]), ["launch r12 on 1+2: -> b1"]);
+    assert_eq!(s.launch(13, 3, 1, &[]), ["launch r13 on 2: -> b2"]);
+    // Device 0 is slow with r11.
+    assert_eq!(s.done(12), ["finished r12"]);
+    assert_eq!(s.done(13), ["finished r13"]);
+    assert_eq!(s.done(11), ["finished r11"]);
+    assert_eq!(s.core.counts(), (3, 0));
+}
+
+#[test]
+fn both_forms_share_devices_by_turns() {
+    let mut s = Script::new(2);
+    s.load(1, per_device(&[0, 1], 1, 1, &[]));
+    s.program(2, &[0, 1], 1, 1, &[]);
+    s.array(10, &[0, 1]);
+    assert_eq!(s.launch(11, 1, 2, &[10]), ["launch r11 on 0+1: b0[0+2] -> b1"]);
+    assert_eq!(s.launch(12, 1, 2, &[11]), ["launch r12 on 0+1: b1[0+2] -> b2"]);
+    // Device 1's queue is with its own thread, and a gang would run there from thread 0.
+    assert_eq!(s.launch(13, 2, 2, &[12]), NOTHING);
+    assert_eq!(s.launch(14, 1, 2, &[13]), NOTHING);
+    assert_eq!(s.done(11), ["finished r11"]);
+    assert_eq!(s.done(12), ["finished r12", "launch r13 on 0: b2[0+2] -> b3"]);
+    assert_eq!(s.done(13), ["finished r13", "launch r14 on 0+1: b3[0+2] -> b4"]);
+}
+
+#[test]
+fn the_bound_on_what_is_ahead_holds_for_every_member() {
+    let mut s = Script::with_ahead(2, 1);
+    s.load(1, per_device(&[0, 1], 0, 1, &[]));
+    s.program(2, &[1], 0, 1, &[]);
+    s.launch(11, 2, 1, &[]);
+    assert_eq!(s.launch(12, 1, 2, &[]), NOTHING);
+    assert_eq!(s.done(11), ["finished r11", "launch r12 on 0+1: -> b1"]);
 }
 
 #[test]

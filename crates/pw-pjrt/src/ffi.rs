@@ -10,6 +10,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::error::{PjrtError, Result, code};
 use crate::execute::UserData;
 use crate::ffi_abi as raw;
 use crate::plugin::{Plugin, bytes, slice};
+use crate::rendezvous::Lane;
 use crate::types::{BufferType, element_count};
 
 /// Byte offsets in the FFI extension.
@@ -109,7 +111,7 @@ pub unsafe extern "C" fn trampoline<H: Handler>(frame: *mut raw::CallFrame) -> *
     unsafe { make_error(frame, &error) }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }
 
@@ -261,6 +263,33 @@ impl<'a> CallFrame<'a> {
         Ok(())
     }
 
+    /// All the memory of the call at once. Refused where a result shares memory with an argument or another result.
+    pub fn lane(&mut self) -> Result<Lane<'_>> {
+        let mut lane = Lane::default();
+        let mut written: Vec<Range<usize>> = Vec::with_capacity(self.num_results());
+        for index in 0..self.num_results() {
+            let (_, _, data, len) = self.buffer(&self.raw.rets, index, "result")?;
+            let range = data as usize..data as usize + len;
+            if written.iter().any(|other| overlap(other, &range)) {
+                return Err(PjrtError::internal("two results of an FFI call share memory"));
+            }
+            written.push(range);
+            // SAFETY: memory of the host, ours to write during the call, apart from the other results; the exclusive
+            // borrow of the frame keeps every other view of this crate away.
+            lane.results.push(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } });
+        }
+        for index in 0..self.num_args() {
+            let (_, _, data, len) = self.buffer(&self.raw.args, index, "argument")?;
+            let range = data as usize..data as usize + len;
+            if written.iter().any(|other| overlap(other, &range)) {
+                return Err(PjrtError::internal("an argument and a result of an FFI call share memory"));
+            }
+            // SAFETY: valid for the call, and apart from every result.
+            lane.args.push(if len == 0 { &[] } else { unsafe { slice(data.cast_const(), len) } });
+        }
+        Ok(lane)
+    }
+
     fn buffer(&self, list: &'a raw::List, index: usize, what: &str) -> Result<(BufferType, &'a [i64], *mut u8, usize)> {
         let count = list.size.max(0) as usize;
         if index >= count {
@@ -287,9 +316,24 @@ impl<'a> CallFrame<'a> {
         unsafe { attributes(&self.raw.attrs) }
     }
 
+    /// An attribute.
+    pub fn attribute(&self, name: &str) -> Option<Attribute> {
+        let list = &self.raw.attrs;
+        let count = list.size.max(0) as usize;
+        // SAFETY: the attributes are alive for the call, with `count` entries in each of their lists.
+        unsafe {
+            let wanted = |&i: &usize| {
+                let span = &*slice(list.names, count)[i];
+                bytes(span.data, span.len) == name.as_bytes()
+            };
+            let index = (0..count).find(wanted)?;
+            Some(attribute(slice(list.types, count)[index], slice(list.values, count)[index]))
+        }
+    }
+
     /// An integer attribute.
     pub fn attribute_i64(&self, name: &str) -> Result<i64> {
-        match self.attributes().remove(name) {
+        match self.attribute(name) {
             Some(Attribute::I64(value)) => Ok(value),
             Some(other) => Err(PjrtError::invalid(format!("attribute {name:?} must be a signed integer, got {other:?}"))),
             None => Err(PjrtError::invalid(format!("attribute {name:?} is missing"))),
@@ -335,6 +379,10 @@ impl<'a> CallFrame<'a> {
         }
         Ok(args.device_ordinal)
     }
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
 }
 
 /// # Safety

@@ -23,6 +23,7 @@ pub use crate::ffi::{ArgView, Attribute, CallFrame, FfiError, FfiType, Handler};
 pub use crate::host::{ALIGNMENT, AlignedBlock, HostBytes};
 pub use crate::meta::{ArrayMeta, ExecMeta, MemoryStats};
 pub use crate::plugin::{ExtensionInfo, Plugin};
+pub use crate::rendezvous::{Lane, Rendezvous};
 pub use crate::types::BufferType;
 
 /// For shared libraries that export an FFI target to another host, such as stock JAX.
@@ -47,6 +48,7 @@ mod host;
 mod layouts;
 mod meta;
 mod plugin;
+mod rendezvous;
 mod types;
 mod wire;
 

@@ -1,12 +1,16 @@
 //! A worker: the real exec core, and a fake shell around it with devices, a buffer store and a data plane.
 //!
-//! A device thread runs one launch at a time; buffers carry tokens. The store checks what the core orders: inputs are
-//! there when a launch starts, nothing reads storage that was given away, two gangs never share a device.
+//! A device thread runs one launch at a time; buffers carry tokens. A program for one device at a time begins on each
+//! member's own thread, and its members meet before any of them goes on, as in a collective. The store checks what the
+//! core orders: inputs are there when a launch starts, nothing reads storage that was given away, two gangs never share
+//! a device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use pw_exec::{BackingKey, ExecConfig, ExecCore, ExecEffect, ExecEvent, LoadedProgram, StartCopy, StartLaunch, StartRead, StartWrite};
+use pw_exec::{
+    BackingKey, ExecConfig, ExecCore, ExecEffect, ExecEvent, Form, LoadedProgram, StartCopy, StartLaunch, StartRead, StartWrite,
+};
 use pw_types::*;
 
 use crate::failure::{Check, Invariant, violation};
@@ -60,20 +64,34 @@ struct Slot {
     readers: u32,
 }
 
+/// A launch in the hands of threads.
 struct Job {
     start: Arc<StartLaunch>,
     program: usize,
+    /// By argument, by member.
     arguments: Vec<Vec<usize>>,
     outputs: Vec<Vec<usize>>,
-    tokens: Vec<u64>,
+    /// As `arguments`, once the member has begun.
+    tokens: Vec<Vec<u64>>,
+    /// Members that have not begun, and that have not ended.
+    to_begin: usize,
+    to_end: usize,
     device_ns: u64,
     fails: Option<Arc<Status>>,
 }
 
+impl Job {
+    /// The members that this thread runs.
+    fn members(&self, thread: u32) -> Vec<usize> {
+        let devices = &self.start.program.devices;
+        (0..devices.len()).filter(|&m| self.start.thread_of(devices[m]) == thread).collect()
+    }
+}
+
 #[derive(Default)]
 struct Thread {
-    queue: VecDeque<Job>,
-    running: Option<Job>,
+    queue: VecDeque<RunId>,
+    running: Option<RunId>,
 }
 
 #[derive(Default, Clone)]
@@ -99,6 +117,7 @@ pub(crate) struct Worker {
     pub(crate) received: u64,
     programs: Programs,
     threads: Vec<Thread>,
+    jobs: BTreeMap<RunId, Job>,
     devices: Vec<Device>,
     store: BTreeMap<BackingKey, Vec<usize>>,
     slots: Vec<Slot>,
@@ -125,6 +144,7 @@ impl Worker {
             received: 0,
             programs,
             threads: (0..devices).map(|_| Thread::default()).collect(),
+            jobs: BTreeMap::new(),
             devices: vec![Device::default(); devices],
             store: BTreeMap::new(),
             slots: Vec::new(),
@@ -297,22 +317,25 @@ impl Worker {
         }
         let members = start.program.devices.len();
         let outputs = start.outputs.iter().map(|&o| self.create(o, members)).collect::<Check<Vec<_>>>()?;
-        let thread = start.thread;
-        let job = Job { start, program, arguments, outputs, tokens: Vec::new(), device_ns: 0, fails: None };
-        self.threads[thread as usize].queue.push_back(job);
-        self.pump(thread, around)
+        let (run, threads) = (start.run, start.threads().to_vec());
+        let tokens = vec![vec![0; members]; arguments.len()];
+        let job = Job { start, program, arguments, outputs, tokens, to_begin: members, to_end: members, device_ns: 0, fails: None };
+        self.jobs.insert(run, job);
+        for thread in threads {
+            self.threads[thread as usize].queue.push_back(run);
+            self.pump(thread, around)?;
+        }
+        Ok(())
     }
 
     /// Lets a thread take its next launch.
     fn pump(&mut self, thread: u32, around: &mut Surroundings) -> Check {
         while self.threads[thread as usize].running.is_none() {
-            let Some(job) = self.threads[thread as usize].queue.pop_front() else { return Ok(()) };
-            if let Some(job) = self.begin(job, around)? {
-                around.notes.push((job.device_ns, Note::ThreadDone(thread)));
-                self.threads[thread as usize].running = Some(job);
-                if self.eager {
-                    return self.begin_next_too(thread, around);
-                }
+            let Some(run) = self.threads[thread as usize].queue.pop_front() else { return Ok(()) };
+            self.threads[thread as usize].running = Some(run);
+            self.begin(run, thread, around)?;
+            if self.eager && self.jobs.contains_key(&run) {
+                return self.begin_next_too(thread, around);
             }
         }
         Ok(())
@@ -320,35 +343,71 @@ impl Worker {
 
     /// Planted bug: the thread hands the next launch to its devices at once.
     fn begin_next_too(&mut self, thread: u32, around: &mut Surroundings) -> Check {
-        if let Some(job) = self.threads[thread as usize].queue.pop_front() {
-            self.begin(job, around)?;
+        match self.threads[thread as usize].queue.pop_front() {
+            Some(run) => self.begin(run, thread, around),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the members of a launch that are this thread's. The last ones to begin let all go on; a poisoned input
+    /// lets all end.
+    fn begin(&mut self, run: RunId, thread: u32, around: &mut Surroundings) -> Check {
+        let mut job = self.jobs.remove(&run).expect("what is queued is here");
+        let members = job.members(thread);
+        let failed_before = job.fails.is_some();
+        self.read_arguments(&mut job, &members)?;
+        if job.fails.is_none() {
+            self.occupy(&job, &members, around)?;
+        }
+        job.to_begin -= members.len();
+        if job.to_begin == 0 && job.fails.is_none() {
+            self.draw(&mut job, around)?;
+        }
+        let released: Vec<u32> = match (&job.fails, job.to_begin, job.device_ns) {
+            // All of them, each after its own time.
+            (_, 0, 1..) => job.start.threads().to_vec(),
+            (Some(_), ..) if failed_before => vec![thread],
+            // Whoever waits for the others, and this one.
+            (Some(_), ..) => job.start.threads().iter().copied().filter(|&t| self.threads[t as usize].running == Some(run)).collect(),
+            (None, ..) => Vec::new(),
+        };
+        let longest = job.device_ns;
+        self.jobs.insert(run, job);
+        for thread in released {
+            let wait = around.rng.between(longest / 2, longest);
+            around.notes.push((wait, Note::ThreadDone(thread)));
         }
         Ok(())
     }
 
-    /// Starts a launch; `None` = an input is poisoned, and it is over.
-    fn begin(&mut self, mut job: Job, around: &mut Surroundings) -> Check<Option<Job>> {
+    fn read_arguments(&self, job: &mut Job, members: &[usize]) -> Check {
         let run = job.start.run;
-        for &slot in job.arguments.iter().flatten() {
-            let slot = &self.slots[slot];
-            match &slot.state {
-                SlotState::Ready => job.tokens.push(slot.token),
-                SlotState::Poisoned(status) => {
-                    job.fails = Some(status.clone());
-                    self.end(job, around);
-                    return Ok(None);
-                }
-                SlotState::Pending => {
-                    return violation(Invariant::A4Order, format!("worker {}: run {run} starts before its input is made", self.slot));
-                }
-                SlotState::Donated(to) => {
-                    return violation(Invariant::A7Donation, format!("worker {}: run {run} reads what was donated to run {to}", self.slot));
+        for (argument, slots) in job.arguments.iter().enumerate() {
+            for &member in members {
+                let slot = &self.slots[slots[member]];
+                match &slot.state {
+                    SlotState::Ready => job.tokens[argument][member] = slot.token,
+                    SlotState::Poisoned(status) => job.fails = Some(job.fails.take().unwrap_or_else(|| status.clone())),
+                    SlotState::Pending => {
+                        return violation(Invariant::A4Order, format!("worker {}: run {run} starts before its input is made", self.slot));
+                    }
+                    SlotState::Donated(to) => {
+                        let text = format!("worker {}: run {run} reads what was donated to run {to}", self.slot);
+                        return violation(Invariant::A7Donation, text);
+                    }
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The members take their devices, and the storage that they are given.
+    fn occupy(&mut self, job: &Job, members: &[usize], around: &mut Surroundings) -> Check {
+        let run = job.start.run;
         let index = around.model.node(run)?;
         let seq = around.model.nodes[index].seq;
-        for &device in &job.start.program.devices {
+        for &member in members {
+            let device = job.start.program.devices[member];
             let state = &mut self.devices[device as usize];
             if let Some(other) = state.running {
                 return violation(Invariant::A4Order, format!("worker {}: runs {other} and {run} at once on device {device}", self.slot));
@@ -359,10 +418,9 @@ impl Worker {
             }
             *state = Device { running: Some(run), last: seq };
         }
-        for (argument, slots) in job.start.arguments.iter().zip(&job.arguments).filter(|(a, _)| a.donate) {
-            debug_assert!(argument.donate);
-            for &slot in slots {
-                let slot = &mut self.slots[slot];
+        for (_, slots) in job.start.arguments.iter().zip(&job.arguments).filter(|(a, _)| a.donate) {
+            for &member in members {
+                let slot = &mut self.slots[slots[member]];
                 if slot.readers > 0 {
                     let text = format!("worker {}: run {run} takes storage that {} transfers read", self.slot, slot.readers);
                     return violation(Invariant::A7Donation, text);
@@ -370,39 +428,65 @@ impl Worker {
                 slot.state = SlotState::Donated(run);
             }
         }
-        let program = &self.programs[job.program];
+        Ok(())
+    }
+
+    /// All members are there: how long it takes, and whether the device fails.
+    fn draw(&mut self, job: &mut Job, around: &mut Surroundings) -> Check {
+        let (run, program) = (job.start.run, &self.programs[job.program]);
         if around.rng.per_mille(program.fails_per_mille) {
             let status = Status::internal(format!("device failure in run {run}"));
+            let index = around.model.node(run)?;
             around.model.nodes[index].own.push(status.clone());
             job.fails = Some(Arc::new(status));
         }
-        job.device_ns = around.rng.between(program.time_ns / 2, program.time_ns);
+        job.device_ns = around.rng.between(program.time_ns / 2, program.time_ns).max(1);
         self.launches += 1;
-        Ok(Some(job))
+        Ok(())
     }
 
     fn thread_done(&mut self, thread: u32, around: &mut Surroundings) -> Check {
-        let job = self.threads[thread as usize].running.take().expect("a thread ends what it runs");
-        job.start.program.devices.iter().for_each(|&d| self.devices[d as usize].running = None);
-        self.end(job, around);
+        let run = self.threads[thread as usize].running.take().expect("a thread ends what it runs");
+        let mut job = self.jobs.remove(&run).expect("what runs is here");
+        let members = job.members(thread);
+        for &member in &members {
+            let state = &mut self.devices[job.start.program.devices[member] as usize];
+            // A member that met a poisoned input never took its device.
+            if state.running == Some(run) {
+                state.running = None;
+            }
+        }
+        self.publish(&job, &members);
+        job.to_end -= members.len();
+        if job.to_end == 0 {
+            self.end(job, around);
+        } else {
+            self.jobs.insert(run, job);
+        }
         self.pump(thread, around)
     }
 
-    /// Publishes the outputs of a launch.
-    fn end(&mut self, job: Job, around: &mut Surroundings) {
+    /// The outputs of these members.
+    fn publish(&mut self, job: &Job, members: &[usize]) {
         let program = &self.programs[job.program];
+        let tokens: Vec<u64> = job.tokens.iter().flatten().copied().collect();
         for (output, slots) in job.outputs.iter().enumerate() {
-            for (position, &slot) in slots.iter().enumerate() {
-                let slot = &mut self.slots[slot];
+            for &member in members {
+                let slot = &mut self.slots[slots[member]];
                 match &job.fails {
                     Some(status) => slot.state = SlotState::Poisoned(status.clone()),
                     None => {
-                        slot.token = program.output_token(job.start.launch_id, output, position, &job.tokens);
+                        slot.token = program.output_token(job.start.launch_id, output, member, &tokens);
                         slot.state = SlotState::Ready;
                     }
                 }
             }
         }
+    }
+
+    /// All members have ended.
+    fn end(&mut self, job: Job, around: &mut Surroundings) {
+        let program = &self.programs[job.program];
         let sizes: Vec<u64> = program.outputs.iter().map(|o| o.shard_len(program.devices) as u64 * ITEM_BYTES).collect();
         let result = match job.fails {
             Some(status) => Err(status),
@@ -515,7 +599,9 @@ impl Worker {
         let result = if program.load_fails {
             Err(Status::internal(program.load_error()))
         } else {
-            Ok(Arc::new(LoadedProgram { devices, report: Arc::new(program.report()) }))
+            // Both forms are there, by program.
+            let form = if index % 2 == 0 { Form::PerDevice } else { Form::Gang };
+            Ok(Arc::new(LoadedProgram { devices, form, report: Arc::new(program.report()) }))
         };
         let event = ExecEvent::Loaded { executable, result };
         around.notes.push((around.rng.between(10_000, 1_000_000), Note::Event(event)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use bytes::Bytes;
-use pw_exec::LoadedProgram;
+use pw_exec::{Form, LoadedProgram};
 use pw_pjrt::Client;
 use pw_types::{ExecutableId, Status};
 
@@ -43,6 +43,6 @@ fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Stat
         return Err(Status::internal(text));
     }
     let single = cache.single(key).and_then(|single| client.deserialize_and_load(&single).ok());
-    let loaded = LoadedProgram { devices, report: Arc::new(report) };
+    let loaded = LoadedProgram { devices, form: Form::Gang, report: Arc::new(report) };
     Ok(Arc::new(Program::new(Arc::new(loaded), executable, single)))
 }

