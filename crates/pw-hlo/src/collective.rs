@@ -20,7 +20,10 @@ impl Collective {
 
     /// Bytes of an operand and of a result in a group of so many ranks; `None` if they overflow.
     pub fn sizes(&self, array: &Array, ranks: usize) -> Option<(usize, usize)> {
-        let one = usize::try_from(array.outer.checked_mul(array.chunk)?).ok()?;
+        let (outer, chunk) = (usize::try_from(array.outer).ok()?, usize::try_from(array.chunk).ok()?);
+        // Also where there is no run, so that no product of two of the three overflows later.
+        chunk.checked_mul(ranks)?;
+        let one = outer.checked_mul(chunk)?;
         let all = one.checked_mul(ranks)?;
         Some(match self.op {
             Op::AllGather => (one, all),

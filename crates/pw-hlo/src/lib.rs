@@ -13,6 +13,7 @@
 
 pub use crate::collective::{Array, Collective, Element, Op, Reduce};
 pub use crate::error::HloError;
+pub use crate::kernel::{Part, parts, perform};
 pub use crate::rewrite::{Rewritten, rewrite};
 
 /// Target of the call that stands for a collective. Its attributes: `cfg`, the text of the [`Collective`],
@@ -27,6 +28,7 @@ mod chain;
 mod collective;
 mod error;
 mod groups;
+mod kernel;
 mod lower;
 mod module;
 mod rewrite;

@@ -166,6 +166,29 @@ fn replicas_and_partitions() {
 }
 
 #[test]
+fn every_reduction_of_every_type() {
+    // Those of bf16 are done as f32, together with those of f32.
+    let floats = check(data!("floats8"), 8, 1);
+    assert_eq!(floats.len(), 12);
+    assert_eq!(floats[5], format!("all-reduce.mul;f16:1x10;{ALL8}"));
+    assert_eq!(floats[8], format!("all-reduce.add;f32:1x20,f32:1x20;{ALL8}"));
+    let integers = check(data!("integers8"), 8, 1);
+    let widths = [("s8", 5), ("s16", 10), ("s32", 20), ("s64", 40), ("u8", 5), ("u16", 10), ("u32", 20), ("u64", 40)];
+    let expected =
+        widths.iter().flat_map(|(e, bytes)| ["add", "mul", "min", "max"].map(|op| format!("all-reduce.{op};{e}:1x{bytes};{ALL8}")));
+    assert_eq!(sorted(integers), sorted(expected.collect()));
+    let others = ["add;c64:1x40", "mul;c64:1x40", "add;c128:1x80", "mul;c128:1x80"];
+    let truths = ["add", "mul", "min", "max", "and", "or"].map(|op| format!("all-reduce.{op};pred:1x5;{ALL8}"));
+    let expected = others.iter().map(|of| format!("all-reduce.{of};{ALL8}")).chain(truths);
+    assert_eq!(sorted(check(data!("others8"), 8, 1)), sorted(expected.collect()));
+}
+
+fn sorted(mut texts: Vec<String>) -> Vec<String> {
+    texts.sort();
+    texts
+}
+
+#[test]
 fn questions_for_the_own_number() {
     assert_eq!(check(data!("index24"), 1, 8), [""; 0]);
     assert!(rewrite(data!("index24"), 1, 8).unwrap().asks_who);

@@ -204,3 +204,36 @@ module @replicas attributes {mhlo.num_replicas = 4 : i32, mhlo.num_partitions = 
 }
 """
 text("replicas42", REPLICAS, 4, 2)
+
+
+def reductions(kinds):
+    """A program that reduces its parameters, one after the other, over eight replicas; each has five elements."""
+    params, body, results, types = [], [], [], []
+    for i, (op, element) in enumerate(kinds):
+        params.append(f"%x{i}: tensor<5x{element}>")
+        body.append(
+            f"""%y{i} = "stablehlo.all_reduce"(%x{i}) ({{
+              ^bb0(%l: tensor<{element}>, %r: tensor<{element}>):
+                %s = stablehlo.{op} %l, %r : tensor<{element}>
+                stablehlo.return %s : tensor<{element}>
+            }}) {{replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>}}
+              : (tensor<5x{element}>) -> tensor<5x{element}>"""
+        )
+        results.append(f"%y{i}")
+        types.append(f"tensor<5x{element}>")
+    return f"""module @reductions attributes {{mhlo.num_replicas = 8 : i32, mhlo.num_partitions = 1 : i32}} {{
+      func.func public @main({", ".join(params)}) -> ({", ".join(types)}) {{
+        {" ".join(body)}
+        return {", ".join(results)} : {", ".join(types)}
+      }}
+    }}"""
+
+
+ARITHMETIC = ["add", "multiply", "minimum", "maximum"]
+FLOATS = [(op, e) for e in ["f32", "f64", "f16", "bf16"] for op in ARITHMETIC]
+INTEGERS = [(op, e) for e in ["i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64"] for op in ARITHMETIC]
+OTHERS = [(op, e) for e in ["complex<f32>", "complex<f64>"] for op in ["add", "multiply"]]
+OTHERS += [(op, "i1") for op in ["add", "multiply", "minimum", "maximum", "and", "or"]]
+text("floats8", reductions(FLOATS), 8, 1)
+text("integers8", reductions(INTEGERS), 8, 1)
+text("others8", reductions(OTHERS), 8, 1)
