@@ -17,7 +17,7 @@ cargo xtask tidy
 
 Checks the rules that the compiler does not:
   - crates use only the crates below them (docs/ARCHITECTURE.md), the cores use nothing that reaches outside
-  - `unsafe` stands only in pw-pjrt, under crates/testing, and in one shared-memory file of pw-net
+  - `unsafe` stands only in pw-pjrt, in the bindings of pw-linalg, under crates/testing, and in one shared-memory file of pw-net
   - the cores name no clock, socket, file, thread, process, environment or random source
   - every Rust file begins with a `//!` header; no todo!, unimplemented! or dbg! is left
   - files stay below 1200 lines (from 800 on there is a warning)

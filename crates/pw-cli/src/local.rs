@@ -34,6 +34,10 @@ pub(crate) struct Args {
     /// PJRT plugin (a shared library); found in the Python environment if not given
     #[arg(long, value_name = "PATH", env = "PATHWAYS_PLUGIN")]
     plugin: Option<PathBuf>,
+    /// LAPACK for linear algebra (a shared library with 32-bit integers), or `none` [default: that of a scipy beside the plugin,
+    /// else the system's]
+    #[arg(long, value_name = "PATH", env = "PATHWAYS_LAPACK", default_value = "", hide_default_value = true)]
+    lapack: String,
     /// Where compiled programs are kept [default: $XDG_CACHE_HOME/pathways-rs]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
@@ -191,13 +195,14 @@ fn start_workers(args: &Args, processes: &mut Processes, announcement: &Announce
         command.args(["--controller", &announcement.workers.to_string(), "--slot", &slot.to_string()]);
         command.args(["--devices", &args.devices.to_string()]);
         command.arg("--plugin").arg(plugin).arg("--cache-dir").arg(cache_dir);
+        command.arg("--lapack").arg(&args.lapack);
         if let Some(bytes) = args.device_memory {
             command.args(["--device-memory", &bytes.to_string()]);
         }
         if args.test_targets {
             command.arg("--test-targets");
         }
-        command.env_remove("PATHWAYS_TOKEN").env_remove("PATHWAYS_PLUGIN").stdout(Stdio::null());
+        command.env_remove("PATHWAYS_TOKEN").env_remove("PATHWAYS_PLUGIN").env_remove("PATHWAYS_LAPACK").stdout(Stdio::null());
         if std::env::var_os("TF_CPP_MIN_LOG_LEVEL").is_none() {
             command.env("TF_CPP_MIN_LOG_LEVEL", "3");
         }

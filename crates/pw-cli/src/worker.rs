@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use pw_worker::{CompileOnlyConfig, WorkerConfig};
+use pw_worker::{CompileOnlyConfig, LapackChoice, WorkerConfig};
 
 use crate::{cluster, plugin};
 
@@ -24,6 +24,10 @@ pub(crate) struct Args {
     /// PJRT plugin (a shared library); found in the Python environment if not given
     #[arg(long, value_name = "PATH", env = "PATHWAYS_PLUGIN")]
     plugin: Option<PathBuf>,
+    /// LAPACK for linear algebra on CPU (a shared library with 32-bit integers), or `none` [default: that of a scipy beside the
+    /// plugin, else the system's]
+    #[arg(long, value_name = "PATH", env = "PATHWAYS_LAPACK", default_value = "", hide_default_value = true)]
+    lapack: String,
     /// Where compiled programs are kept [default: $XDG_CACHE_HOME/pathways-rs]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
@@ -62,14 +66,16 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     crate::start_logging();
     let plugin = plugin::find(args.plugin.clone(), None)?;
     let cache_dir = cluster::cache_dir(args.cache_dir.clone())?;
+    let Ok(lapack) = args.lapack.parse::<LapackChoice>();
     if args.compile_only {
-        let config = CompileOnlyConfig { plugin, devices: args.devices, cache_dir, test_targets: args.test_targets };
+        let config = CompileOnlyConfig { plugin, devices: args.devices, cache_dir, test_targets: args.test_targets, lapack };
         pw_worker::compile_only(config)?;
         return Ok(ExitCode::SUCCESS);
     }
     cluster::check_exposure("the worker", args.listen, &args.token, args.insecure)?;
     let mut compile_child: Vec<OsString> = vec![std::env::current_exe()?.into(), "worker".into(), "--compile-only".into()];
     compile_child.extend(["--plugin".into(), plugin.clone().into(), "--cache-dir".into(), cache_dir.clone().into()]);
+    compile_child.extend(["--lapack".into(), args.lapack.into()]);
     if let Some(devices) = args.devices {
         compile_child.extend(["--devices".into(), devices.to_string().into()]);
     }
@@ -84,6 +90,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         device_memory: args.device_memory,
         cache_dir,
         test_targets: args.test_targets,
+        lapack,
         island: args.island,
         slot: args.slot,
         listen_data: SocketAddr::new(args.listen, args.data_port),

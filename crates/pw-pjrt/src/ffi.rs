@@ -6,6 +6,8 @@
 //! 2. A handler never unwinds into the plugin: a panic becomes an INTERNAL error.
 //! 3. The registry of targets belongs to the plugin, not to a client, and has no removal.
 
+mod views;
+
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -21,6 +23,8 @@ use crate::ffi_abi as raw;
 use crate::plugin::{Plugin, bytes, slice};
 use crate::rendezvous::Lane;
 use crate::types::{BufferType, element_count};
+
+pub use views::Views;
 
 /// Byte offsets in the FFI extension.
 const TYPE_REGISTER: usize = 24;

@@ -19,7 +19,7 @@ pub use crate::error::{PjrtError, Result, code};
 pub use crate::event::{Event, ReadyCallback};
 pub use crate::executable::LoadedExecutable;
 pub use crate::execute::{ExecuteContext, ExecuteOptions, Execution, UserData};
-pub use crate::ffi::{ArgView, Attribute, CallFrame, FfiError, FfiType, Handler};
+pub use crate::ffi::{ArgView, Attribute, CallFrame, FfiError, FfiType, Handler, Views};
 pub use crate::host::{ALIGNMENT, AlignedBlock, HostBytes};
 pub use crate::meta::{ArrayMeta, ExecMeta, MemoryStats};
 pub use crate::plugin::{ExtensionInfo, Plugin};

@@ -15,8 +15,6 @@ use pw_proto::control::Wire;
 use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
-use crate::targets;
-
 /// Part of every key: another number wherever the meaning of an entry changes.
 const FORMAT: &[u8] = b"pathways compiled program 1";
 
@@ -33,12 +31,11 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Opens the folder for programs of this plugin on this machine that may name these targets.
-    pub(crate) fn open(folder: &Path, plugin: &Path, test_targets: bool) -> io::Result<Cache> {
+    /// Opens the folder for programs of this plugin on this machine that may name these custom-call targets.
+    pub(crate) fn open(folder: &Path, plugin: &Path, targets: &str) -> io::Result<Cache> {
         fs::create_dir_all(folder)?;
         let mut base = Sha256::new();
         let plugin = plugin_digest(folder, plugin)?;
-        let targets = targets::allowed(test_targets).join(" ");
         for part in [FORMAT, &plugin, cpu_features().as_bytes(), targets.as_bytes()] {
             add(&mut base, part);
         }
@@ -185,10 +182,11 @@ mod tests {
     fn entries_are_found_again_unless_damaged() {
         let folder = std::env::temp_dir().join(format!("pathways-cache-test-{}", std::process::id()));
         let plugin = std::env::current_exe().unwrap();
-        let cache = Cache::open(&folder, &plugin, false).unwrap();
+        let cache = Cache::open(&folder, &plugin, "").unwrap();
         let key = cache.key(b"program", b"options");
         assert_ne!(key, cache.key(b"programo", b"ptions"));
-        assert_eq!(key, Cache::open(&folder, &plugin, false).unwrap().key(b"program", b"options"));
+        assert_eq!(key, Cache::open(&folder, &plugin, "").unwrap().key(b"program", b"options"));
+        assert_ne!(key, Cache::open(&folder, &plugin, "lapack").unwrap().key(b"program", b"options"));
         assert!(cache.report(&key).is_none());
         let stored = report(key.clone());
         cache.store(&key, b"blob", Some(b"one"), &stored).unwrap();

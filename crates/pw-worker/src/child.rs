@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::mpsc;
 
+use pw_linalg::Choice;
 use pw_pjrt::{Client, ClientOptions, ExecMeta, LoadedExecutable, Plugin};
 use pw_proto::control::{CompileChildRequest, CompileChildResponse, CompiledProgram};
 use pw_types::{CompileReport, Status};
@@ -22,6 +23,8 @@ pub struct CompileOnlyConfig {
     pub devices: Option<u32>,
     pub cache_dir: PathBuf,
     pub test_targets: bool,
+    /// As the worker's.
+    pub lapack: Choice,
 }
 
 /// Serves compile requests from standard input until it ends; answers go to standard output.
@@ -49,8 +52,13 @@ pub fn compile_only(config: CompileOnlyConfig) -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// The plugin with its targets, and a client of it.
-pub(crate) fn open_plugin(plugin: &std::path::Path, devices: Option<u32>, test_targets: bool) -> Result<Client, WorkerError> {
+/// The plugin with its targets, a client of it, and the names of the targets.
+pub(crate) fn open_plugin(
+    plugin: &std::path::Path,
+    devices: Option<u32>,
+    test_targets: bool,
+    lapack: &Choice,
+) -> Result<(Client, String), WorkerError> {
     let failed = |error| WorkerError::Plugin { path: plugin.to_owned(), status: convert::status(error) };
     let loaded = Plugin::load(plugin).map_err(failed)?;
     let options = ClientOptions { device_count: devices.map(i64::from), asynchronous: Some(false), process_id: None };
@@ -58,7 +66,14 @@ pub(crate) fn open_plugin(plugin: &std::path::Path, devices: Option<u32>, test_t
     if test_targets {
         targets::register(loaded).map_err(failed)?;
     }
-    Ok(client)
+    let found = pw_linalg::find(lapack, plugin).map_err(|reason| WorkerError::Lapack { reason })?;
+    match &found {
+        Some(found) => tracing::debug!(library = %found.library.display(), "LAPACK"),
+        None => tracing::info!("no LAPACK: programs with linear algebra will not compile"),
+    }
+    let names = targets::names(test_targets, found.is_some());
+    pw_linalg::register(loaded, found.map(|f| f.lapack)).map_err(failed)?;
+    Ok((client, names))
 }
 
 struct Compiler {
@@ -69,8 +84,8 @@ struct Compiler {
 
 impl Compiler {
     fn new(config: &CompileOnlyConfig) -> Result<Compiler, WorkerError> {
-        let client = open_plugin(&config.plugin, config.devices, config.test_targets)?;
-        let cache = Cache::open(&config.cache_dir, &config.plugin, config.test_targets)
+        let (client, targets) = open_plugin(&config.plugin, config.devices, config.test_targets, &config.lapack)?;
+        let cache = Cache::open(&config.cache_dir, &config.plugin, &targets)
             .map_err(|source| WorkerError::Cache { path: config.cache_dir.clone(), source })?;
         Ok(Compiler { client, cache, test_targets: config.test_targets })
     }

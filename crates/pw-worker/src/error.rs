@@ -11,6 +11,8 @@ use pw_types::Status;
 pub enum WorkerError {
     #[error("cannot use the PJRT plugin {}: {status}", path.display())]
     Plugin { path: PathBuf, status: Status },
+    #[error("{reason}")]
+    Lapack { reason: String },
     #[error("cannot use the cache folder {}", path.display())]
     Cache { path: PathBuf, source: io::Error },
     #[error("cannot listen for the data plane on {address}")]

@@ -28,4 +28,5 @@ mod worker;
 
 pub use child::{CompileOnlyConfig, compile_only};
 pub use error::WorkerError;
+pub use pw_linalg::Choice as LapackChoice;
 pub use worker::{WorkerConfig, run};

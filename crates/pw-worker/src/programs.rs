@@ -9,9 +9,9 @@ use pw_pjrt::Client;
 use pw_types::{ExecutableId, Status};
 
 use crate::cache::Cache;
-use crate::convert;
 use crate::device::Program;
 use crate::exec::{ExecSender, Message};
+use crate::{convert, targets};
 
 pub(crate) struct LoadJob {
     pub(crate) executable: ExecutableId,
@@ -30,9 +30,12 @@ fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Stat
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
     let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
     let executable = client.deserialize_and_load(&program).map_err(|error| {
-        // What this plugin does not take would be found again and again.
-        cache.forget(key);
-        let mut status = convert::status(error);
+        // What this plugin does not take would be found again and again. For want of a LAPACK only others can use it.
+        let status = convert::status(error);
+        let mut status = targets::without_lapack(&status).unwrap_or_else(|| {
+            cache.forget(key);
+            status
+        });
         status.message = format!("cannot load {}: {}", report.name, status.message);
         status
     })?;

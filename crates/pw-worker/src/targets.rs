@@ -1,5 +1,5 @@
-//! Custom-call targets of our own. Programs of clients may not name them, except the test targets of a worker that was
-//! started with them.
+//! Custom-call targets. Programs of clients may not name those of our own, except the test targets of a worker that was
+//! started with them; those of linear algebra are there where a LAPACK is.
 
 use pw_pjrt::sleep::{self, SleepUs};
 use pw_pjrt::{PjrtError, Plugin};
@@ -27,14 +27,38 @@ pub(crate) fn check(targets: &[String], test_targets: bool) -> Result<(), Status
     }
 }
 
+/// What distinguishes workers whose programs may name different targets: part of the key of what they compile.
+pub(crate) fn names(test_targets: bool, lapack: bool) -> String {
+    let mut names = allowed(test_targets).to_vec();
+    names.extend(lapack.then_some("lapack"));
+    names.join(" ")
+}
+
 /// The plugin's words for an unknown target become ours where the target is one of ours.
 pub(crate) fn explain(status: Status, test_targets: bool) -> Status {
-    let named = status.message.split(|c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c))).map(|word| word.trim_end_matches('.'));
-    let target = named.into_iter().find(|w| w.len() > PREFIX.len() && w.starts_with(PREFIX) && !allowed(test_targets).contains(w));
+    if let Some(status) = without_lapack(&status) {
+        return status;
+    }
+    let target = words(&status).find(|w| w.len() > PREFIX.len() && w.starts_with(PREFIX) && !allowed(test_targets).contains(w));
     match target {
         Some(target) if status.message.contains("handler") => refused(target),
         _ => status,
     }
+}
+
+/// What to say where the plugin misses a target that a LAPACK would provide.
+pub(crate) fn without_lapack(status: &Status) -> Option<Status> {
+    let target = words(status).find(|word| pw_linalg::needs_lapack(word)).filter(|_| status.message.contains("handler"))?;
+    Some(Status::unimplemented(format!(
+        "this program needs linear algebra (the custom-call target {target}), and the worker has no LAPACK for it; install scipy \
+         beside the worker's PJRT plugin or the system's LAPACK (liblapack.so.3), or start the worker with --lapack PATH or \
+         PATHWAYS_LAPACK and a LAPACK with 32-bit integers"
+    )))
+}
+
+fn words(status: &Status) -> impl Iterator<Item = &str> {
+    let separates = |c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c));
+    status.message.split(separates).map(|word| word.trim_end_matches('.'))
 }
 
 fn refused(target: &str) -> Status {
@@ -62,7 +86,17 @@ mod tests {
     fn the_plugins_error_is_explained() {
         let plugin = Status::internal("No FFI handler registered for pw.sleep_us on a platform Host");
         assert!(explain(plugin, false).message.contains("--test-targets"));
-        let other = Status::internal("No FFI handler registered for lapack_sgesdd_ffi on a platform Host");
+        let other = Status::internal("No FFI handler registered for somebody_elses on a platform Host");
         assert_eq!(explain(other.clone(), false), other);
+    }
+
+    #[test]
+    fn a_missing_lapack_is_explained() {
+        let plugin = Status::internal("No FFI handler registered for lapack_sgesdd_ffi on a platform Host");
+        let status = explain(plugin, false);
+        assert_eq!(status.code, Code::Unimplemented);
+        assert!(status.message.contains("lapack_sgesdd_ffi") && status.message.contains("--lapack"), "{status}");
+        assert_eq!(without_lapack(&Status::internal("lapack_sgesdd_ffi is slow")), None);
+        assert_ne!(names(false, true), names(false, false));
     }
 }

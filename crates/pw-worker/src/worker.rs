@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use pw_exec::{ExecConfig, ExecCore};
+use pw_linalg::Choice;
 use pw_net::NetError;
 use pw_net::control::{Answer, ControlReader, ControlWriter, Hello, dial};
 use pw_net::data::DataServer;
@@ -53,6 +54,8 @@ pub struct WorkerConfig {
     pub cache_dir: PathBuf,
     /// Programs may call `pw.sleep_us`.
     pub test_targets: bool,
+    /// For the targets of linear algebra.
+    pub lapack: Choice,
     pub island: u32,
     pub slot: Option<u32>,
     /// Where the data plane listens; port 0 = any.
@@ -72,10 +75,10 @@ pub struct WorkerConfig {
 /// `TF_CPP_MIN_LOG_LEVEL` must be set before the process starts threads.
 pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     let (plugin, devices, test_targets) = (config.plugin.clone(), config.devices, config.test_targets);
-    let cache_dir = config.cache_dir.clone();
+    let (cache_dir, lapack) = (config.cache_dir.clone(), config.lapack.clone());
     let opened = tokio::task::spawn_blocking(move || {
-        let client = open_plugin(&plugin, devices, test_targets)?;
-        let cache = Cache::open(&cache_dir, &plugin, test_targets).map_err(|source| WorkerError::Cache { path: cache_dir, source })?;
+        let (client, targets) = open_plugin(&plugin, devices, test_targets, &lapack)?;
+        let cache = Cache::open(&cache_dir, &plugin, &targets).map_err(|source| WorkerError::Cache { path: cache_dir, source })?;
         Ok((client, cache))
     });
     let (client, cache) = opened.await.map_err(|e| WorkerError::Fatal(format!("loading the plugin: {e}")))??;

@@ -9,6 +9,7 @@ const BELOW: &[(&str, &[&str])] = &[
     ("pw-types", &[]),
     ("pw-pjrt", &[]),
     ("pw-hlo", &[]),
+    ("pw-linalg", &["pw-pjrt"]),
     ("pw-plan", &["pw-types"]),
     ("pw-core", &["pw-plan"]),
     ("pw-exec", &["pw-plan"]),
@@ -17,7 +18,7 @@ const BELOW: &[(&str, &[&str])] = &[
     ("pw-net", &["pw-proto"]),
     ("pw-edge", &["pw-net"]),
     ("pw-controller", &["pw-net", "pw-core"]),
-    ("pw-worker", &["pw-net", "pw-exec", "pw-plan", "pw-pjrt", "pw-hlo"]),
+    ("pw-worker", &["pw-net", "pw-exec", "pw-plan", "pw-pjrt", "pw-linalg", "pw-hlo"]),
     ("pw-cli", &["pw-controller", "pw-edge", "pw-worker", "pw-sim"]),
     ("xtask", &[]),
 ];

@@ -29,6 +29,7 @@ pub(crate) fn config(plugin: &Path, cache_dir: &Path, controller: String, test_t
         device_memory: Some(1 << 30),
         cache_dir: cache_dir.to_owned(),
         test_targets,
+        lapack: Default::default(),
         island: 0,
         slot: None,
         listen_data: "127.0.0.1:0".parse().expect("an address"),

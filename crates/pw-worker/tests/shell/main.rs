@@ -20,6 +20,7 @@ fn main() {
             devices: devices.parse().ok(),
             cache_dir: cache_dir.into(),
             test_targets: test_targets == "true",
+            lapack: Default::default(),
         };
         compile_only(config).expect("the compile child");
         return;
