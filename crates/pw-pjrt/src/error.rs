@@ -72,15 +72,15 @@ impl PjrtError {
         usize::try_from(self.code).ok().and_then(|i| NAMES.get(i).copied()).unwrap_or("UNKNOWN")
     }
 
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(code::INVALID_ARGUMENT, message)
     }
 
-    pub(crate) fn internal(message: impl Into<String>) -> Self {
+    pub fn internal(message: impl Into<String>) -> Self {
         Self::new(code::INTERNAL, message)
     }
 
-    pub(crate) fn unimplemented(message: impl Into<String>) -> Self {
+    pub fn unimplemented(message: impl Into<String>) -> Self {
         Self::new(code::UNIMPLEMENTED, message)
     }
 }

@@ -16,7 +16,7 @@ use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
 /// Part of every key: another number wherever the meaning of an entry changes.
-const FORMAT: &[u8] = b"pathways compiled program 1";
+const FORMAT: &[u8] = b"pathways compiled program 2";
 
 const DIGEST: usize = 32;
 
@@ -63,21 +63,21 @@ impl Cache {
     }
 
     /// The form for one device at a time, where there is one.
-    pub(crate) fn single(&self, key: &[u8]) -> Option<Vec<u8>> {
-        read(&self.path(key, "single"))
+    pub(crate) fn member(&self, key: &[u8]) -> Option<Vec<u8>> {
+        read(&self.path(key, "member"))
     }
 
-    pub(crate) fn store(&self, key: &[u8], program: &[u8], single: Option<&[u8]>, report: &CompileReport) -> io::Result<()> {
+    pub(crate) fn store(&self, key: &[u8], program: &[u8], member: Option<&[u8]>, report: &CompileReport) -> io::Result<()> {
         write(&self.path(key, "program"), program)?;
-        if let Some(single) = single {
-            write(&self.path(key, "single"), single)?;
+        if let Some(member) = member {
+            write(&self.path(key, "member"), member)?;
         }
         write(&self.path(key, "report"), &report.to_bytes())
     }
 
     /// Removes an entry that turned out to be unusable.
     pub(crate) fn forget(&self, key: &[u8]) {
-        for kind in ["report", "single", "program"] {
+        for kind in ["report", "member", "program"] {
             let _ = fs::remove_file(self.path(key, kind));
         }
     }
@@ -192,7 +192,7 @@ mod tests {
         cache.store(&key, b"blob", Some(b"one"), &stored).unwrap();
         assert_eq!(cache.report(&key), Some(stored.clone()));
         assert_eq!(cache.program(&key).as_deref(), Some(&b"blob"[..]));
-        assert_eq!(cache.single(&key).as_deref(), Some(&b"one"[..]));
+        assert_eq!(cache.member(&key).as_deref(), Some(&b"one"[..]));
 
         let path = cache.path(&key, "program");
         let mut bytes = fs::read(&path).unwrap();

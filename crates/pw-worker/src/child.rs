@@ -11,10 +11,11 @@ use pw_types::{CompileReport, Status};
 
 use crate::cache::{Cache, hex};
 use crate::error::WorkerError;
+use crate::per_device::{self, MemberProgram};
 use crate::{convert, frames, targets};
 
-/// Larger programs take longer than what their other form saves, and it takes another compile.
-const SINGLE_HLO_BYTES_MAX: usize = 64 << 10;
+/// Larger programs whose devices do not depend on one another gain nothing from another form, which takes a compile.
+const INDEPENDENT_HLO_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub struct CompileOnlyConfig {
@@ -63,6 +64,9 @@ pub(crate) fn open_plugin(
     let loaded = Plugin::load(plugin).map_err(failed)?;
     let options = ClientOptions { device_count: devices.map(i64::from), asynchronous: Some(false), process_id: None };
     let client = loaded.create_client(&options).map_err(failed)?;
+    if let Err(error) = per_device::register(loaded) {
+        tracing::warn!(%error, "programs of several devices run in the plugin's own form only");
+    }
     if test_targets {
         targets::register(loaded).map_err(failed)?;
     }
@@ -96,26 +100,32 @@ impl Compiler {
         let meta = executable.meta().map_err(convert::status)?;
         targets::check(&meta.custom_call_targets, self.test_targets)?;
         let key = self.cache.key(&request.program, &request.options);
-        let single = self.single(&executable, &meta);
+        let member = self.member(&executable, &meta, request);
         let report = CompileReport { fingerprint: key.clone(), ..convert::report(meta) };
         let program = executable.serialize().map_err(convert::status)?;
-        let stored = self.cache.store(&key, &program, single.as_deref(), &report);
+        let stored = self.cache.store(&key, &program, member.as_deref(), &report);
         stored.map_err(|error| Status::internal(format!("cannot write to the cache of compiled programs: {error}")))?;
         Ok(CompiledProgram { report, blob: hex(&key) })
     }
 
-    /// The form for one device at a time, for small programs whose devices do not depend on one another. It is there
-    /// for speed only, so whatever goes wrong means that there is none.
-    fn single(&self, executable: &LoadedExecutable, meta: &ExecMeta) -> Option<Vec<u8>> {
+    /// The form for one device at a time, in which CPU devices run what several of them share. Without it the plugin's
+    /// own form is used, so whatever goes wrong means that there is none.
+    fn member(&self, executable: &LoadedExecutable, meta: &ExecMeta, request: &CompileChildRequest) -> Option<Vec<u8>> {
         let default = &self.client.devices().first()?.default_memory_kind;
         let plain = meta.params.iter().chain(&meta.outputs).all(|a| a.memory_kind == *default);
-        if meta.num_partitions < 2 || meta.has_collectives() || meta.uses_partition_id || !plain {
+        let cpu = self.client.platform_name() == "cpu";
+        if !cpu || !per_device::is_possible() || meta.num_partitions < 2 || meta.num_replicas != 1 || !plain {
             return None;
         }
-        if executable.optimized_hlo().ok()?.len() > SINGLE_HLO_BYTES_MAX {
+        let hlo = executable.optimized_hlo().ok()?;
+        if !meta.has_collectives() && hlo.len() > INDEPENDENT_HLO_BYTES_MAX {
             return None;
         }
-        let single = executable.per_device().and_then(|single| single.serialize());
-        single.inspect_err(|error| tracing::debug!(%error, program = %meta.name, "no form for one device")).ok()
+        let made = pw_hlo::rewrite(&hlo, 1, request.partitions).map_err(|error| error.to_string()).and_then(|rewritten| {
+            let member = self.client.compile_backend(&rewritten.module).and_then(|member| member.serialize());
+            let executable = member.map_err(|error| error.to_string())?;
+            Ok(MemberProgram { devices: request.devices.clone(), collectives: rewritten.collectives, executable }.encode())
+        });
+        made.inspect_err(|error| tracing::warn!(%error, program = %meta.name, "no form for one device at a time")).ok()
     }
 }

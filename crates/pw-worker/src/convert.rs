@@ -10,6 +10,11 @@ pub(crate) fn status(error: PjrtError) -> Status {
     Status { code, message: error.message, cause }
 }
 
+/// For those who wait for a member that has failed.
+pub(crate) fn error(status: &Status) -> PjrtError {
+    PjrtError::new(status.code as i32, status.message.clone())
+}
+
 /// The plugin's type; STRING, OPAQUE and the 6-bit floats have none.
 pub(crate) fn buffer_type(dtype: DType) -> Result<BufferType, Status> {
     Ok(match dtype {

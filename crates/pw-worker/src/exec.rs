@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, StartLaunch, StartRead, StartWrite};
+use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, Form, StartLaunch, StartRead, StartWrite};
 use pw_pjrt::AlignedBlock;
 use pw_types::{Command, CompileCommand, DType, Dims, ExecutableId, Handle, Report, SessionId, Status};
 use rustc_hash::FxHashMap;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::convert;
-use crate::device::{self, Clock, LaunchJob, Program};
+use crate::device::{Clock, DeviceJob, Program};
+use crate::launch::{self, LaunchJob};
 use crate::programs::LoadJob;
 use crate::store::Store;
 use crate::transfer::{TransferJob, Transfers};
@@ -30,9 +31,9 @@ pub(crate) enum Message {
     /// A frame of the controller.
     Commands(Vec<Command>),
     Event(ExecEvent),
-    /// A device thread has finished a launch.
+    /// Device threads have finished a launch.
     LaunchDone {
-        thread: u32,
+        start: Arc<StartLaunch>,
         event: ExecEvent,
     },
     Landed {
@@ -60,7 +61,7 @@ impl ExecSender {
 /// Where effects go.
 pub(crate) struct Outlets {
     /// By device.
-    pub(crate) devices: Vec<Sender<LaunchJob>>,
+    pub(crate) devices: Vec<Sender<DeviceJob>>,
     pub(crate) clock: Arc<Clock>,
     pub(crate) transfers: Transfers,
     pub(crate) uploads: Sender<TransferJob>,
@@ -127,8 +128,8 @@ impl Exec {
     fn take(&mut self, message: Message) {
         match message {
             Message::Commands(commands) => commands.into_iter().for_each(|command| self.step(ExecEvent::Command(command))),
-            Message::LaunchDone { thread, event } => {
-                self.outstanding[thread as usize] -= 1;
+            Message::LaunchDone { start, event } => {
+                start.threads().iter().for_each(|&thread| self.outstanding[thread as usize] -= 1);
                 self.step(event);
             }
             Message::Event(event) => self.step(event),
@@ -212,18 +213,33 @@ impl Exec {
         let sources = start.parts.iter().map(|part| self.store.get(part.backing)).collect();
         let members = start.program.devices.len();
         let outputs = start.outputs.iter().map(|&key| self.store.create(key, members)).collect();
-        let thread = start.thread as usize;
-        let handed = Instant::now();
-        // Two threads less to wake. The device thread has nothing, so nobody else is on these devices.
-        let at_once = self.outstanding[thread] == 0 && !self.tiny_left.is_zero() && program.is_tiny();
-        let job = LaunchJob { start, program, sources, outputs, handed };
+        // Threads less to wake. They have nothing, so nobody else is on these devices.
+        let idle = start.threads().iter().all(|&thread| self.outstanding[thread as usize] == 0);
+        let at_once = idle && !self.tiny_left.is_zero() && program.is_tiny();
+        let job = LaunchJob::new(start.clone(), program, sources, outputs);
         if at_once {
-            let done = device::finish(job, &self.outlets.clock);
-            self.tiny_left = self.tiny_left.saturating_sub(handed.elapsed());
-            self.answers.push_back(done);
-        } else {
-            self.outstanding[thread] += 1;
-            self.send("device", |o| o.devices[thread].send(job).is_ok());
+            let begun = Instant::now();
+            let done = match start.program.form {
+                Form::Gang => launch::run_gang(job, &self.outlets.clock),
+                Form::PerDevice => launch::run_members(job, &self.outlets.clock),
+            };
+            self.tiny_left = self.tiny_left.saturating_sub(begun.elapsed());
+            if let Message::LaunchDone { event, .. } = done {
+                self.answers.push_back(event);
+            }
+            return;
+        }
+        start.threads().iter().for_each(|&thread| self.outstanding[thread as usize] += 1);
+        match start.program.form {
+            Form::Gang => self.send("device", |o| o.devices[start.thread as usize].send(DeviceJob::Gang(job)).is_ok()),
+            Form::PerDevice => {
+                // None is left here: the last hold that goes is the one that says how the launch ended.
+                let jobs = std::iter::repeat_n(Arc::new(job), start.program.devices.len());
+                self.send("device", |o| {
+                    let mut members = start.program.devices.iter().zip(jobs).enumerate();
+                    members.all(|(member, (&device, job))| o.devices[device as usize].send(DeviceJob::Member(job, member)).is_ok())
+                });
+            }
         }
     }
 

@@ -5,12 +5,13 @@ use std::sync::mpsc::Receiver;
 
 use bytes::Bytes;
 use pw_exec::{Form, LoadedProgram};
-use pw_pjrt::Client;
-use pw_types::{ExecutableId, Status};
+use pw_pjrt::{Client, LoadedExecutable};
+use pw_types::{CompileReport, ExecutableId, Status};
 
 use crate::cache::Cache;
-use crate::device::Program;
+use crate::device::{Program, Runner};
 use crate::exec::{ExecSender, Message};
+use crate::per_device::{self, MemberProgram, PerDevice};
 use crate::{convert, targets};
 
 pub(crate) struct LoadJob {
@@ -28,6 +29,9 @@ pub(crate) fn serve(jobs: &Receiver<LoadJob>, cache: &Cache, client: &Client, ex
 
 fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Status> {
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
+    if let Some(program) = per_device(key, cache, client, &report) {
+        return Ok(program);
+    }
     let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
     let executable = client.deserialize_and_load(&program).map_err(|error| {
         // What this plugin does not take would be found again and again. For want of a LAPACK only others can use it.
@@ -40,12 +44,36 @@ fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Stat
         status
     })?;
     let devices: Vec<u32> = executable.devices().iter().map(|&d| d as u32).collect();
-    if executable.num_outputs() != report.outputs.len() {
-        cache.forget(key);
-        let text = format!("{} has {} outputs, its report {}", report.name, executable.num_outputs(), report.outputs.len());
-        return Err(Status::internal(text));
-    }
-    let single = cache.single(key).and_then(|single| client.deserialize_and_load(&single).ok());
+    check_outputs(&executable, &report).inspect_err(|_| cache.forget(key))?;
     let loaded = LoadedProgram { devices, form: Form::Gang, report: Arc::new(report) };
-    Ok(Arc::new(Program::new(Arc::new(loaded), executable, single)))
+    Ok(Arc::new(Program::new(Arc::new(loaded), Runner::Gang(executable))))
+}
+
+/// The form for one device at a time, where the compile process has made one and this process can run it.
+fn per_device(key: &[u8], cache: &Cache, client: &Client, report: &CompileReport) -> Option<Arc<Program>> {
+    if !per_device::is_possible() {
+        return None;
+    }
+    let MemberProgram { devices, collectives, executable } = MemberProgram::decode(&cache.member(key)?)?;
+    let loaded = client.deserialize_and_load(&executable).map_err(convert::status).and_then(|executable| {
+        check_outputs(&executable, report)?;
+        PerDevice::new(executable, devices.len(), collectives).map_err(convert::status)
+    });
+    match loaded {
+        Ok(program) => {
+            let loaded = LoadedProgram { devices, form: Form::PerDevice, report: Arc::new(report.clone()) };
+            Some(Arc::new(Program::new(Arc::new(loaded), Runner::PerDevice(program))))
+        }
+        Err(error) => {
+            tracing::warn!(%error, program = %report.name, "the form for one device at a time cannot be loaded; the plugin's own is used");
+            None
+        }
+    }
+}
+
+fn check_outputs(executable: &LoadedExecutable, report: &CompileReport) -> Result<(), Status> {
+    if executable.num_outputs() == report.outputs.len() {
+        return Ok(());
+    }
+    Err(Status::internal(format!("{} has {} outputs, its report {}", report.name, executable.num_outputs(), report.outputs.len())))
 }

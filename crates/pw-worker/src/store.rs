@@ -34,10 +34,12 @@ impl Stored {
     }
 
     pub(crate) fn poison(&self, status: &Arc<Status>) {
-        for slot in &self.slots {
-            // What has been filled stays.
-            let _ = slot.value.set(Err(status.clone()));
-        }
+        (0..self.slots.len()).for_each(|shard| self.poison_shard(shard, status));
+    }
+
+    /// What has been filled stays.
+    pub(crate) fn poison_shard(&self, shard: usize, status: &Arc<Status>) {
+        let _ = self.slots[shard].value.set(Err(status.clone()));
     }
 
     /// The buffer of a shard that the order says is filled by now.

@@ -1,0 +1,211 @@
+//! Programs for one device at a time, which each member's own thread runs; their collectives meet in this process.
+//!
+//! One executable serves all members. A member is known to the collectives by the context that it runs with, never by
+//! its thread: the plugin may call them on any.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use pw_hlo::Collective;
+use pw_pjrt::{
+    Buffer, CallFrame, ExecuteContext, ExecuteOptions, FfiError, FfiType, Handler, Lane, LoadedExecutable, PjrtError, Plugin, Rendezvous,
+};
+
+/// The platform that host code is registered for.
+const HOST: &str = "Host";
+
+const HEADER: &str = "pathways per-device program 1";
+
+/// What the compile process leaves in the cache.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct MemberProgram {
+    /// Local device indices in execution order.
+    pub(crate) devices: Vec<u32>,
+    /// By key.
+    pub(crate) collectives: Vec<Collective>,
+    /// The serialized executable.
+    pub(crate) executable: Vec<u8>,
+}
+
+impl MemberProgram {
+    /// Lines of text, an empty one, and the executable.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let devices: Vec<String> = self.devices.iter().map(u32::to_string).collect();
+        let mut text = format!("{HEADER}\n{}\n", devices.join(" "));
+        for collective in &self.collectives {
+            text.push_str(&collective.to_text());
+            text.push('\n');
+        }
+        text.push('\n');
+        let mut bytes = text.into_bytes();
+        bytes.extend_from_slice(&self.executable);
+        bytes
+    }
+
+    /// `None` = these bytes are something else.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<MemberProgram> {
+        let end = bytes.windows(2).position(|w| w == b"\n\n")?;
+        let text = std::str::from_utf8(&bytes[..end]).ok()?;
+        let mut lines = text.lines();
+        if lines.next() != Some(HEADER) {
+            return None;
+        }
+        let devices = lines.next()?.split(' ').map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>()?;
+        let collectives = lines.map(|line| Collective::parse(line).ok()).collect::<Option<Vec<_>>>()?;
+        Some(MemberProgram { devices, collectives, executable: bytes[end + 2..].to_vec() })
+    }
+}
+
+/// What the members share.
+struct Meetings {
+    rendezvous: Rendezvous,
+    collectives: Vec<Collective>,
+}
+
+/// What the calls of one member find behind their context.
+struct Seat {
+    member: u32,
+    /// The run that the member is in. A device runs one after the other.
+    run: AtomicU64,
+    meetings: Arc<Meetings>,
+}
+
+/// The type of [`Seat`] in the plugin's registry.
+static SEAT: OnceLock<FfiType> = OnceLock::new();
+
+/// Registers the targets that such programs call; they are for these programs only.
+pub(crate) fn register(plugin: Plugin) -> Result<(), PjrtError> {
+    if SEAT.get().is_none() {
+        let seat = plugin.register_ffi_type("pathways seat")?;
+        plugin.register_ffi::<Meet>(pw_hlo::COLLECTIVE, HOST)?;
+        plugin.register_ffi::<WhoAmI>(pw_hlo::PARTITION_ID, HOST)?;
+        plugin.register_ffi::<Zero>(pw_hlo::REPLICA_ID, HOST)?;
+        let _ = SEAT.set(seat);
+    }
+    Ok(())
+}
+
+/// Whether this process can run such programs.
+pub(crate) fn is_possible() -> bool {
+    SEAT.get().is_some()
+}
+
+/// A program for one device at a time, loaded.
+pub(crate) struct PerDevice {
+    executable: LoadedExecutable,
+    seats: Vec<(Arc<Seat>, ExecuteContext)>,
+    meetings: Arc<Meetings>,
+}
+
+impl PerDevice {
+    pub(crate) fn new(executable: LoadedExecutable, members: usize, collectives: Vec<Collective>) -> Result<PerDevice, PjrtError> {
+        let seat_type = *SEAT.get().ok_or_else(|| PjrtError::unimplemented("the plugin has no FFI extension"))?;
+        let groups: Vec<Vec<Vec<u32>>> = collectives.iter().map(|c| c.groups.clone()).collect();
+        if let Some(&member) = groups.iter().flatten().flatten().find(|&&m| m as usize >= members) {
+            return Err(PjrtError::internal(format!("a collective names member {member} of {members}")));
+        }
+        let meetings = Arc::new(Meetings { rendezvous: Rendezvous::new(members, &groups), collectives });
+        let plugin = executable.client().plugin();
+        let seat = |member| {
+            let seat = Arc::new(Seat { member, run: AtomicU64::new(0), meetings: meetings.clone() });
+            let value: Arc<dyn Any + Send + Sync> = seat.clone();
+            Ok((seat, ExecuteContext::new(plugin, vec![(seat_type, value)])?))
+        };
+        let seats = (0..).take(members).map(seat).collect::<Result<_, PjrtError>>()?;
+        Ok(PerDevice { executable, seats, meetings })
+    }
+
+    /// Its members exchange data.
+    pub(crate) fn meets(&self) -> bool {
+        !self.meetings.collectives.is_empty()
+    }
+
+    /// Runs one member of a launch to its end: its outputs, ready.
+    pub(crate) fn run(
+        &self,
+        run: u64,
+        member: usize,
+        device: u32,
+        arguments: Vec<&Buffer>,
+        options: ExecuteOptions<'_>,
+    ) -> Result<Vec<Buffer>, PjrtError> {
+        let (seat, context) = &self.seats[member];
+        seat.run.store(run, Ordering::Release);
+        let options = ExecuteOptions { only_device: Some(device as usize), context: Some(context), ..options };
+        let mut execution = self.executable.execute(&[arguments], options)?;
+        execution.done.iter().try_for_each(|done| done.wait())?;
+        execution.outputs.pop().ok_or_else(|| PjrtError::internal("a run on one device has no outputs"))
+    }
+
+    /// Every member says this once per run, when it has ended there or will not run. What the run fails with, if it
+    /// does.
+    pub(crate) fn leave(&self, run: u64, member: usize, result: Result<(), PjrtError>) -> Result<(), PjrtError> {
+        if !self.meets() {
+            return result;
+        }
+        self.meetings.rendezvous.leave(run, self.seats[member].0.member, result)
+    }
+}
+
+fn seat(frame: &CallFrame<'_>) -> Result<Arc<Seat>, FfiError> {
+    let seat_type = *SEAT.get().ok_or_else(|| PjrtError::internal("this process runs no per-device programs"))?;
+    let value = frame.user_data(seat_type)?;
+    let seat = value.and_then(|value| value.downcast::<Seat>().ok());
+    seat.ok_or_else(|| PjrtError::invalid("a collective of a per-device program is called outside of a run"))
+}
+
+/// A collective.
+#[derive(Default)]
+struct Meet;
+
+impl Handler for Meet {
+    fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
+        let seat = seat(frame)?;
+        let key = usize::try_from(frame.attribute_i64("key")?).unwrap_or(usize::MAX);
+        let Meetings { rendezvous, collectives } = &*seat.meetings;
+        let collective = collectives.get(key).ok_or_else(|| PjrtError::internal(format!("the program has no collective {key}")))?;
+        let run = seat.run.load(Ordering::Acquire);
+        rendezvous.meet(run, seat.member, key, &mut frame.lane()?, |lanes| work(collective, seat.member, lanes))
+    }
+}
+
+/// Does a collective for a whole group.
+fn work(collective: &Collective, member: u32, lanes: &mut [&mut Lane<'_>]) -> Result<(), FfiError> {
+    let group = collective.groups.iter().find(|group| group.contains(&member));
+    let group = group.ok_or_else(|| PjrtError::internal(format!("member {member} is in no group")))?;
+    let operands: Vec<Vec<&[u8]>> = lanes.iter().map(|lane| lane.args.clone()).collect();
+    let mut results: Vec<Vec<&mut [u8]>> =
+        lanes.iter_mut().map(|lane| lane.results.iter_mut().map(|result| &mut **result).collect()).collect();
+    pw_hlo::perform(collective, group, &operands, &mut results).map_err(|error| PjrtError::internal(error.to_string()))
+}
+
+/// The member's number.
+#[derive(Default)]
+struct WhoAmI;
+
+impl Handler for WhoAmI {
+    fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
+        let member = seat(frame)?.member;
+        write_u32(frame, member)
+    }
+}
+
+/// Programs have one replica.
+#[derive(Default)]
+struct Zero;
+
+impl Handler for Zero {
+    fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
+        write_u32(frame, 0)
+    }
+}
+
+fn write_u32(frame: &mut CallFrame<'_>, value: u32) -> Result<(), FfiError> {
+    let result = frame.result_bytes(0)?;
+    if result.len() != size_of::<u32>() {
+        return Err(PjrtError::internal(format!("an id of {} bytes is asked for", result.len())));
+    }
+    result.copy_from_slice(&value.to_ne_bytes());
+    Ok(())
+}
