@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pw_hlo::Collective;
 use pw_pjrt::{
@@ -170,14 +170,39 @@ impl Handler for Meet {
     }
 }
 
-/// Does a collective for a whole group.
+/// Collectives that write more, all members together, are shared out to more threads.
+const SHARED_OUT_BYTES: usize = 1 << 20;
+
+/// What a thread takes at a time.
+const PART_BYTES: usize = 256 << 10;
+
+/// Does a collective for a whole group. The members wait meanwhile, so their cores are free.
 fn work(collective: &Collective, member: u32, lanes: &mut [&mut Lane<'_>]) -> Result<(), FfiError> {
-    let group = collective.groups.iter().find(|group| group.contains(&member));
+    let failed = |error: pw_hlo::HloError| PjrtError::internal(error.to_string());
+    let group = collective.place(member).map(|(group, _)| group);
     let group = group.ok_or_else(|| PjrtError::internal(format!("member {member} is in no group")))?;
     let operands: Vec<Vec<&[u8]>> = lanes.iter().map(|lane| lane.args.clone()).collect();
     let mut results: Vec<Vec<&mut [u8]>> =
         lanes.iter_mut().map(|lane| lane.results.iter_mut().map(|result| &mut **result).collect()).collect();
-    pw_hlo::perform(collective, group, &operands, &mut results).map_err(|error| PjrtError::internal(error.to_string()))
+    let bytes: usize = results.iter().flatten().map(|result| result.len()).sum();
+    if bytes < SHARED_OUT_BYTES {
+        return pw_hlo::perform(collective, group, &operands, &mut results).map_err(failed);
+    }
+    let parts = pw_hlo::parts(collective, group, operands, results, PART_BYTES).map_err(failed)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(group.len()).min(parts.len());
+    let parts = Mutex::new(parts.into_iter());
+    let help = || {
+        // The guard goes before the part runs.
+        while let Some(part) = { parts.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+            part.run();
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| drop(std::thread::Builder::new().name("collective".to_owned()).spawn_scoped(scope, help)));
+        help();
+    });
+    Ok(())
 }
 
 /// The member's number.
