@@ -4,7 +4,7 @@
 //! threads of its own. It has meetings, by key, each of some of the members.
 //!
 //! Invariants:
-//! 1. A call that waits here does not return before its memory is free again: nobody works on it, and nobody will.
+//! 1. A call that waits here does not return before its memory is its own again: nobody works on it, and nobody will.
 //! 2. A wait ends: the others come, or it is known that they cannot. A member that ends its round, or that waits in
 //!    another meeting when every other member waits or has ended, will not come; then the round fails for all its
 //!    members. No clock is involved, so a member that computes for long is waited for.
@@ -36,7 +36,12 @@ unsafe impl Send for Lent {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Running,
+    /// In a meeting, for others to come.
     Waiting,
+    /// In a meeting, and somebody works on its lane.
+    Lent,
+    /// Out of the meeting it waited in, since the round has failed, and not awake yet.
+    SentAway,
     Ended,
 }
 
@@ -54,11 +59,6 @@ struct Meeting {
     arrived: usize,
     /// The round of those who have arrived.
     serial: u64,
-    /// Somebody works on the lanes.
-    working: bool,
-    /// How often the work has been done, and what came of it the last time.
-    done: u64,
-    outcome: Result<(), FfiError>,
 }
 
 struct State {
@@ -85,15 +85,8 @@ impl Rendezvous {
     /// For a program of `members` devices with these groups of members, by key. Within a key a member is in one group
     /// at most.
     pub fn new(members: usize, groups: &[Vec<Vec<u32>>]) -> Rendezvous {
-        let meeting = |group: &Vec<u32>| Meeting {
-            members: group.clone().into(),
-            seats: vec![None; group.len()].into(),
-            arrived: 0,
-            serial: 0,
-            working: false,
-            done: 0,
-            outcome: Ok(()),
-        };
+        let meeting =
+            |group: &Vec<u32>| Meeting { members: group.clone().into(), seats: vec![None; group.len()].into(), arrived: 0, serial: 0 };
         let meetings = groups.iter().map(|key| key.iter().map(meeting).collect()).collect();
         let wakes = groups.iter().map(|key| key.iter().map(|_| Condvar::new()).collect()).collect();
         Rendezvous { members, state: Mutex::new(State { rounds: VecDeque::new(), meetings }), wakes }
@@ -107,7 +100,7 @@ impl Rendezvous {
     /// Member `member` comes to the meeting `key` of its group in round `serial`, and waits for the others. The last
     /// one does the `work` on the lanes of all, in the order of the group.
     ///
-    /// Fails where the work does, and where the round has failed or cannot go on; then no lane has been touched.
+    /// Fails where the work does, and where the round has failed or cannot go on.
     pub fn meet(
         &self,
         serial: u64,
@@ -137,13 +130,14 @@ impl Rendezvous {
         }
         let meeting = &mut state.meetings[key][group];
         let seat = meeting.members.iter().position(|&m| m == member).expect("just found");
+        debug_assert!(meeting.seats[seat].is_none(), "a member calls one collective at a time");
         meeting.serial = serial;
         meeting.seats[seat] = Some(Lent(std::ptr::from_mut(lane).cast()));
         meeting.arrived += 1;
         if meeting.arrived == meeting.members.len() {
             self.work(state, (serial, key, group), work)
         } else {
-            self.wait(state, (serial, key, group), member, seat)
+            self.wait(state, (serial, key, group), member)
         }
     }
 
@@ -156,43 +150,34 @@ impl Rendezvous {
     ) -> Result<(), FfiError> {
         let State { rounds, meetings } = &mut *state;
         let meeting = &mut meetings[key][group];
-        meeting.working = true;
+        meeting.arrived = 0;
+        let lent: Vec<Lent> = meeting.seats.iter_mut().filter_map(Option::take).collect();
+        let members = meeting.members.clone();
         let round = rounds.iter_mut().find(|r| r.serial == serial).expect("it has begun");
-        for &member in &meeting.members {
-            if std::mem::replace(&mut round.places[member as usize], Place::Running) == Place::Waiting {
+        for &member in &members {
+            if std::mem::replace(&mut round.places[member as usize], Place::Lent) == Place::Waiting {
                 round.waiting -= 1;
             }
         }
-        let lent: Vec<Lent> = meeting.seats.iter_mut().filter_map(Option::take).collect();
         drop(state);
-        // SAFETY: each lane belongs to a call that is in `meet`, all but this one in `wait`, and `working` keeps them
-        // there; each was taken from its seat, so there is one reference to it.
+        // SAFETY: each lane belongs to a call that is in `meet`, all but this one in `wait`, which does not return while
+        // its member's lane is lent; each was taken from its seat, so there is one reference to it.
         let mut lanes: Vec<&mut Lane<'_>> = lent.iter().map(|lent| unsafe { &mut *lent.0 }).collect();
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut lanes)));
         drop(lanes);
         let result = result.unwrap_or_else(|panic| Err(PjrtError::internal(format!("a collective panicked: {}", panic_text(&*panic)))));
         let mut state = self.state();
-        let meeting = &mut state.meetings[key][group];
-        meeting.working = false;
-        meeting.arrived = 0;
-        meeting.done += 1;
-        meeting.outcome = result.clone();
         if let Err(error) = &result {
             self.fail_round(&mut state, serial, error.clone());
         }
+        let round = state.round(serial, self.members);
+        members.iter().for_each(|&member| state.rounds[round].places[member as usize] = Place::Running);
         drop(state);
         self.wakes[key][group].notify_all();
         result
     }
 
-    fn wait(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        (serial, key, group): (u64, usize, usize),
-        member: u32,
-        seat: usize,
-    ) -> Result<(), FfiError> {
-        let before = state.meetings[key][group].done;
+    fn wait(&self, mut state: MutexGuard<'_, State>, (serial, key, group): (u64, usize, usize), member: u32) -> Result<(), FfiError> {
         let round = state.round(serial, self.members);
         let round = &mut state.rounds[round];
         round.places[member as usize] = Place::Waiting;
@@ -201,19 +186,14 @@ impl Rendezvous {
             self.fail_round(&mut state, serial, apart(key, member, "all others wait elsewhere or have ended"));
         }
         loop {
-            let meeting = &state.meetings[key][group];
-            if meeting.done != before {
-                return meeting.outcome.clone();
-            }
             let round = state.round(serial, self.members);
-            if let (false, Some(error)) = (state.meetings[key][group].working, state.rounds[round].failed.clone()) {
-                let meeting = &mut state.meetings[key][group];
-                meeting.seats[seat] = None;
-                meeting.arrived -= 1;
-                let round = &mut state.rounds[round];
-                round.places[member as usize] = Place::Running;
-                round.waiting -= 1;
-                return Err(error);
+            let round = &mut state.rounds[round];
+            match round.places[member as usize] {
+                Place::Waiting | Place::Lent => {}
+                Place::Running | Place::SentAway | Place::Ended => {
+                    round.places[member as usize] = Place::Running;
+                    return round.failed.clone().map_or(Ok(()), Err);
+                }
             }
             state = self.wakes[key][group].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -246,18 +226,26 @@ impl Rendezvous {
 
     /// Somebody waits for this member in this round.
     fn is_expected(&self, state: &State, serial: u64, member: u32) -> bool {
-        let open = |m: &&Meeting| m.arrived > 0 && !m.working && m.serial == serial;
+        let open = |m: &&Meeting| m.arrived > 0 && m.serial == serial;
         state.meetings.iter().flatten().filter(open).any(|m| m.members.contains(&member))
     }
 
-    /// The round fails, with the first error that it is given, which is returned.
+    /// The round fails, with the first error that it is given, which is returned. Who waits in it is sent away.
     fn fail_round(&self, state: &mut State, serial: u64, error: FfiError) -> FfiError {
         let index = state.round(serial, self.members);
-        let error = state.rounds[index].failed.get_or_insert(error).clone();
-        let waited = |meeting: &Meeting| meeting.arrived > 0 && meeting.serial == serial;
-        for (wakes, groups) in self.wakes.iter().zip(&state.meetings) {
-            wakes.iter().zip(groups).filter(|(_, meeting)| waited(meeting)).for_each(|(wake, _)| wake.notify_all());
+        let State { rounds, meetings } = state;
+        let round = &mut rounds[index];
+        let error = round.failed.get_or_insert(error).clone();
+        for (wakes, groups) in self.wakes.iter().zip(meetings) {
+            for (wake, meeting) in wakes.iter().zip(groups).filter(|(_, m)| m.arrived > 0 && m.serial == serial) {
+                meeting.arrived = 0;
+                meeting.seats.fill(None);
+                wake.notify_all();
+            }
         }
+        let waiting = round.places.iter_mut().filter(|place| **place == Place::Waiting);
+        waiting.for_each(|place| *place = Place::SentAway);
+        round.waiting = 0;
         error
     }
 }
