@@ -7,13 +7,15 @@ A user sets two variables and changes no line of a program:
 JAX finds this package through its `jax_plugins` entry point and calls `initialize()` before it first looks for devices.
 A process that has neither of our platforms in JAX_PLATFORMS nor a JAX_BACKEND_TARGET is left exactly as it is.
 
-Four parts, each harmless without the others, each with a switch (0 turns it off; PATHWAYS_RS=0 turns off all):
+Five parts, each harmless without the others, each with a switch (0 turns it off; PATHWAYS_RS=0 turns off all):
 
 * PATHWAYS_RS_CONNECT: every connection of this process gets the PATHWAYS_* options of the environment, a time limit, and errors
   that say what to do. It wraps the one function through which every factory connects, so it works whoever registered `proxy`:
   JAX itself, `pathwaysutils.initialize()` in any order, or this package.
 * PATHWAYS_RS_REGISTER: the platform names `proxy` and, where JAX_PLATFORMS names it, `pathways`, are known to JAX.
 * PATHWAYS_RS_ADD_CPU: the local `cpu` platform is kept beside ours, which `jax.devices("cpu")` and JAX's callbacks need.
+* PATHWAYS_RS_CALLBACKS: `pure_callback`, `io_callback`, `jax.debug.print` and their like work inside programs on a cluster.
+  It replaces one private function of JAX, for programs on pathways-rs only; a JAX that it does not know stays as it is.
 * PATHWAYS_RS_QUIET_EXIT: jaxlib's warning with a stack trace about the closed session is dropped when the interpreter exits.
 
 A program that sets these through `jax.config` after it has used JAX calls `pathways_rs.initialize()` itself, then
@@ -24,12 +26,13 @@ import atexit
 import functools
 import logging
 
-from pathways_rs import _connect, _settings
+from pathways_rs import _callbacks, _connect, _settings
 
 __version__ = "0.1.0"
 
 _log = logging.getLogger("pathways_rs")
 
+_refused = set()  # parts that this JAX does not take, each said once
 PROXY, ALIAS = "proxy", "pathways"
 
 
@@ -41,11 +44,12 @@ def initialize():
     if not (platforms & {PROXY, ALIAS}) and not jax.config.read("jax_backend_target"):
         return
     for switch, part in _PARTS:
-        if not (_settings.switch("") and _settings.switch(f"_{switch}")):
+        if switch in _refused or not (_settings.switch("") and _settings.switch(f"_{switch}")):
             continue
         try:
             part(jax)
         except Exception as error:  # a new JAX may have moved a name: the other parts still help
+            _refused.add(switch)
             _log.warning("this JAX (%s) does not take our part %s, so it is off: %s", jax.__version__, switch, error)
 
 
@@ -81,6 +85,10 @@ def _add_cpu(jax):
         jax.config.update("jax_platforms", jax.config.jax_platforms + ",cpu")
 
 
+def _call_back(jax):
+    _callbacks.install(jax, is_ours)
+
+
 @functools.cache  # once per process
 def _quiet_exit(_jax):
     from jaxlib import utils
@@ -89,4 +97,10 @@ def _quiet_exit(_jax):
     atexit.register(utils.absl_set_min_log_level, errors_only)
 
 
-_PARTS = (("CONNECT", _wrap_connect), ("REGISTER", _register), ("ADD_CPU", _add_cpu), ("QUIET_EXIT", _quiet_exit))
+_PARTS = (
+    ("CONNECT", _wrap_connect),
+    ("REGISTER", _register),
+    ("ADD_CPU", _add_cpu),
+    ("CALLBACKS", _call_back),
+    ("QUIET_EXIT", _quiet_exit),
+)

@@ -22,6 +22,8 @@ _log = logging.getLogger("pathways_rs")
 _INSECURE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 _RETRY_SECONDS = 0.25
 _SAY_WAITING_AFTER_SECONDS = 2.0
+# By session, where one was opened through us.
+_peers = {}
 _START = "`pathways local --workers 1 --devices 4` or `pathways controller`"
 
 
@@ -67,10 +69,25 @@ def wrapped(get_client):
             limit = _settings.connect_seconds()
             options.connection_timeout_in_seconds = max(1, math.ceil(limit))
         wait_for_server(target, limit)
-        return get_client(proxy_server_address, options)
+        client = get_client(proxy_server_address, options)
+        session = getattr(client, "pw_session", None)
+        if session is not None:
+            token = options.initialization_data.get("pathways.token", b"")
+            _peers[session] = (target.host, token if isinstance(token, bytes) else str(token).encode())
+        return client
 
     connect.pathways_rs = True
     return connect
+
+
+def peer_of(session):
+    """The host and the token with which a session was opened."""
+    import jax
+
+    if session in _peers:
+        return _peers[session]
+    host = parse(jax.config.read("jax_backend_target")).host  # not opened through us
+    return host, _settings.initialization_data().get("pathways.token", b"")
 
 
 def parse(text):

@@ -19,6 +19,9 @@ pub(crate) struct Args {
     /// Port for workers and `pathways status`; 0 = any free one
     #[arg(long, default_value_t = 29001)]
     worker_port: u16,
+    /// Port for the host callbacks of JAX clients, which are told it; 0 = any free one
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    callback_port: u16,
     /// Address to listen on; anything but loopback needs --token or --insecure
     #[arg(long, default_value = "127.0.0.1")]
     listen: IpAddr,
@@ -72,6 +75,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 async fn serve(args: Args, core_thread: bool) -> Result<ExitCode> {
     let clients = cluster::listen("JAX clients", SocketAddr::new(args.listen, args.port)).await?;
     let workers = cluster::listen("workers", SocketAddr::new(args.listen, args.worker_port)).await?;
+    let callbacks = cluster::listen("host callbacks", SocketAddr::new(args.listen, args.callback_port)).await?;
     let announcement = Announcement { clients: clients.local_addr()?, workers: workers.local_addr()? };
     let core = CoreConfig {
         expect_workers: args.expect,
@@ -92,10 +96,11 @@ async fn serve(args: Args, core_thread: bool) -> Result<ExitCode> {
     }
     let token = (!args.token.is_empty()).then(|| args.token.clone());
     let edge = pw_edge::EdgeConfig { token, data_token: args.token, ..Default::default() };
+    let listeners = pw_edge::Listeners { clients, callbacks: Some(callbacks) };
     tokio::select! {
         biased;
         _ = cluster::stop_signal() => std::process::exit(0),
-        served = pw_edge::serve(clients, edge, started.events, started.from_core) => {
+        served = pw_edge::serve(listeners, edge, started.events, started.from_core) => {
             served?;
             Ok(ExitCode::SUCCESS)
         }

@@ -65,6 +65,7 @@ fn report(name: &str, n: i64, shards: i64, donated: &[u32], temporaries: u64) ->
         memory: CompiledMemory { temporaries, ..Default::default() },
         layouts_error: None,
         collectives: 0,
+        host_callbacks: false,
     })
 }
 

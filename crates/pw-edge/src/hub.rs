@@ -13,13 +13,15 @@ use crate::{EdgeConfig, Events};
 pub(crate) struct Hub {
     pub(crate) config: EdgeConfig,
     pub(crate) workers: Workers,
+    /// Where clients open the channel for host callbacks.
+    pub(crate) callback_address: Option<Arc<str>>,
     events: Events,
     sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
 }
 
 impl Hub {
-    pub(crate) fn new(config: EdgeConfig, events: Events) -> Arc<Hub> {
-        Arc::new(Hub { config, workers: Workers::default(), events, sessions: Mutex::default() })
+    pub(crate) fn new(config: EdgeConfig, events: Events, callback_address: Option<Arc<str>>) -> Arc<Hub> {
+        Arc::new(Hub { config, workers: Workers::default(), callback_address, events, sessions: Mutex::default() })
     }
 
     pub(crate) fn emit(&self, event: Event) {
@@ -51,6 +53,7 @@ impl Hub {
         for session in self.sessions() {
             if let Some(connection) = connection {
                 session.downloads.lost(connection, status);
+                session.callbacks.withdrawn(None, connection);
             }
             let missing = session.downloads.missing();
             if !missing.is_empty() {

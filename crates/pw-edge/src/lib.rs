@@ -13,6 +13,7 @@
 //!
 //! Must never: wait for the core or a worker on the path of another session, or hold a lock across an `await`.
 
+mod callbacks;
 mod config;
 mod connection;
 mod downloads;
@@ -55,15 +56,31 @@ const _: () = assert!(STREAMS <= CONNECTION_WINDOW / STREAM_WINDOW);
 
 const FRAME: u32 = 1 << 20;
 
+/// Where clients come.
+pub struct Listeners {
+    pub clients: TcpListener,
+    /// For the channels of host callbacks; `None` = such calls fail.
+    pub callbacks: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// What clients are told. The address of all interfaces means nothing to them: they know one that leads here.
+    fn callback_address(&self) -> Option<Arc<str>> {
+        let bound = self.callbacks.as_ref()?.local_addr().ok()?;
+        Some(if bound.ip().is_unspecified() { format!(":{}", bound.port()).into() } else { bound.to_string().into() })
+    }
+}
+
 /// Serves clients until the core hangs up (`from_core` is closed: `Ok`) or the listener fails.
 pub async fn serve(
-    listener: TcpListener,
+    listeners: Listeners,
     config: EdgeConfig,
     events: Events,
     mut from_core: UnboundedReceiver<Vec<ToEdge>>,
 ) -> Result<(), EdgeError> {
     let keepalive = config.keepalive;
-    let hub = hub::Hub::new(config, events);
+    let hub = hub::Hub::new(config, events, listeners.callback_address());
+    let Listeners { clients, callbacks } = listeners;
     let _end = EndSessions(Arc::clone(&hub));
     let server = tonic::transport::Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
@@ -72,8 +89,12 @@ pub async fn serve(
         .max_frame_size(FRAME)
         .http2_keepalive_interval(Some(keepalive))
         .http2_keepalive_timeout(Some(keepalive));
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(|tcp| tcp.map(connection::Connection::new));
+    let incoming = TcpIncoming::from(clients).with_nodelay(Some(true)).map(|tcp| tcp.map(connection::Connection::new));
     let mut tasks = tokio::task::JoinSet::new();
+    let mut channels = tokio::task::JoinSet::new();
+    if let Some(listener) = callbacks {
+        channels.spawn(callbacks::serve(listener, Arc::clone(&hub)));
+    }
     let service = service::Service::new(Arc::clone(&hub));
     tasks.spawn(async move {
         let mut turns = Vec::new();

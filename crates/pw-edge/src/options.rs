@@ -74,7 +74,7 @@ fn bad(variable: &str, value: &Attribute, wanted: &str) -> Status {
 }
 
 /// Takes the same time wherever the difference is.
-fn equal(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 

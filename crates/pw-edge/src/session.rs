@@ -18,6 +18,7 @@ use pw_types::{Code, Event, Handle, OpId, Reply, Request, SessionId, SessionView
 use rustc_hash::FxHasher;
 use tokio::sync::{oneshot, watch};
 
+use crate::callbacks::Callbacks;
 use crate::downloads::Downloads;
 use crate::grpc::{self, Messages};
 use crate::hub::Hub;
@@ -34,6 +35,7 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) uploads: Uploads,
     pub(crate) downloads: Downloads,
+    pub(crate) callbacks: Callbacks,
     wire: Mutex<Wire>,
     over: watch::Sender<bool>,
     unread_soft: usize,
@@ -99,6 +101,7 @@ impl Session {
             id,
             uploads: Uploads::new(config.parked_bytes),
             downloads: Downloads::new(config.unfetched_bytes),
+            callbacks: Callbacks::new(hub.callback_address.clone()),
             wire: Mutex::new(wire),
             over: watch::channel(false).0,
             unread_soft: config.unread_soft,
@@ -145,7 +148,7 @@ impl Session {
         let Phase::Opening(op) = wire.phase else { return };
         wire.phase = Phase::Open;
         if let Some(meta) = wire.answer(op) {
-            wire.send(&ifrt::encode_init(op, view, meta));
+            wire.send(&ifrt::encode_init(op, view, self.callbacks.address(), meta));
         }
     }
 
@@ -398,6 +401,7 @@ async fn finish(hub: &Hub, session: &Session, opened: bool) {
     session.over.send_replace(true);
     session.uploads.end();
     session.downloads.end();
+    session.callbacks.end();
     session.wire().wake_all();
     if opened {
         let end = session.wire().end.clone();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pw_net::data::{DataClient, DownloadSink};
-use pw_types::{Code, Handle, HostSlot, Incarnation, SessionId, Status};
+use pw_types::{Code, FIRST_CALL_HANDLE, Handle, HostSlot, Incarnation, SessionId, Status};
 use tokio::sync::{Notify, OnceCell, watch};
 use tokio::time::Instant;
 
@@ -215,6 +215,12 @@ impl Sink {
 impl DownloadSink for Sink {
     fn offered(&self, session: SessionId, buffer: Handle, total: u64) {
         let Some(connection) = self.connection() else { return };
+        if buffer.0 >= FIRST_CALL_HANDLE {
+            if let Some(session) = self.session(session) {
+                session.callbacks.offered(&session, buffer, total, &connection);
+            }
+            return;
+        }
         let wanted = self.session(session).is_some_and(|session| session.downloads.offered(buffer, total, &connection));
         if !wanted {
             tokio::spawn(async move { connection.client.drop_download(session, buffer).await });
@@ -223,14 +229,22 @@ impl DownloadSink for Sink {
 
     fn chunk(&self, session: SessionId, buffer: Handle, data: Bytes) {
         let Some(session) = self.session(session) else { return };
+        if buffer.0 >= FIRST_CALL_HANDLE {
+            if let Some(connection) = self.connection() {
+                session.callbacks.chunk(buffer, data, &connection);
+            }
+            return;
+        }
         if let Err(status) = session.downloads.chunk(buffer, data) {
             session.end(status);
         }
     }
 
     fn failed(&self, session: SessionId, buffer: Handle, status: Status) {
-        if let Some(session) = self.session(session) {
-            session.downloads.failed(buffer, status);
+        let Some(session) = self.session(session) else { return };
+        match self.connection() {
+            Some(connection) if buffer.0 >= FIRST_CALL_HANDLE => session.callbacks.withdrawn(Some(buffer), &connection),
+            _ => session.downloads.failed(buffer, status),
         }
     }
 

@@ -139,6 +139,8 @@ pub enum ExecEffect {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartLaunch {
     pub run: RunId,
+    /// Whose it is.
+    pub session: SessionId,
     pub executable: ExecutableId,
     /// The lowest member device; in [`Form::Gang`] its thread launches for all.
     pub thread: u32,

@@ -56,7 +56,17 @@ impl ExecCore {
         self.settle_donations(order.run, &parts, &ends, &mut donate);
         let arguments = ends.iter().zip(&donate).map(|(&end, &donate)| StartArgument { end, donate }).collect();
         let thread = program.devices.iter().copied().min().expect("a program has devices");
-        let start = StartLaunch { run: order.run, executable, thread, launch_id, program, arguments, parts, outputs: outputs.to_vec() };
+        let start = StartLaunch {
+            run: order.run,
+            session: order.session,
+            executable,
+            thread,
+            launch_id,
+            program,
+            arguments,
+            parts,
+            outputs: outputs.to_vec(),
+        };
         self.enqueue(order, Arc::new(start), outputs);
     }
 

@@ -141,6 +141,7 @@ pub(crate) fn program(devices: &[u32], parameters: u32, outputs: u32, donated: &
         memory: CompiledMemory::default(),
         layouts_error: None,
         collectives: 0,
+        host_callbacks: false,
     };
     Arc::new(LoadedProgram { devices: devices.to_vec(), form: Form::Gang, report: Arc::new(report) })
 }

@@ -115,6 +115,7 @@ impl Program {
             memory: CompiledMemory { temporaries: self.temporaries, ..CompiledMemory::default() },
             layouts_error: None,
             collectives: u32::from(self.devices > 1),
+            host_callbacks: false,
         }
     }
 

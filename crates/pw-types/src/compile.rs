@@ -22,6 +22,8 @@ pub struct CompileReport {
     pub layouts_error: Option<Status>,
     /// Cross-device operations in the optimised program; 0 = the devices do not depend on each other.
     pub collectives: u32,
+    /// It calls functions in its client's process, and waits for them.
+    pub host_callbacks: bool,
 }
 
 /// One parameter or result.

@@ -70,3 +70,6 @@ pub struct ShardId {
 
 /// Handles at or above this number are made by the server, below it by the client (protocol fact).
 pub const FIRST_SERVER_HANDLE: u64 = 1 << 48;
+
+/// On the data plane, names at or above this number are calls of host callbacks, below it host buffers.
+pub const FIRST_CALL_HANDLE: u64 = 1 << 63;

@@ -16,7 +16,7 @@ use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
 /// Part of every key: another number wherever the meaning of an entry changes.
-const FORMAT: &[u8] = b"pathways compiled program 2";
+const FORMAT: &[u8] = b"pathways compiled program 3";
 
 const DIGEST: usize = 32;
 
@@ -175,6 +175,7 @@ mod tests {
             memory: Default::default(),
             layouts_error: None,
             collectives: 0,
+            host_callbacks: false,
         }
     }
 

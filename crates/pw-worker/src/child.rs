@@ -12,7 +12,7 @@ use pw_types::{CompileReport, Status};
 use crate::cache::{Cache, hex};
 use crate::error::WorkerError;
 use crate::per_device::{self, MemberProgram};
-use crate::{convert, frames, targets};
+use crate::{convert, frames, host_callback, targets};
 
 /// Larger programs whose devices do not depend on one another gain nothing from another form, which takes a compile.
 const INDEPENDENT_HLO_BYTES_MAX: usize = 64 << 10;
@@ -66,6 +66,9 @@ pub(crate) fn open_plugin(
     let client = loaded.create_client(&options).map_err(failed)?;
     if let Err(error) = per_device::register(loaded) {
         tracing::warn!(%error, "programs of several devices run in the plugin's own form only");
+    }
+    if let Err(error) = host_callback::register(loaded) {
+        tracing::warn!(%error, "programs with host callbacks will not compile");
     }
     if test_targets {
         targets::register(loaded).map_err(failed)?;

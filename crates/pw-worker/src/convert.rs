@@ -4,6 +4,8 @@ use bytes::Bytes;
 use pw_pjrt::{ArrayMeta, BufferType, ExecMeta, PjrtError};
 use pw_types::{Cause, Code, CompileReport, CompiledMemory, DType, Status, ValueSpec};
 
+use crate::host_callback;
+
 pub(crate) fn status(error: PjrtError) -> Status {
     let code = Code::from_number(error.code);
     let cause = if code == Code::ResourceExhausted { Cause::OutOfMemory } else { Cause::Unspecified };
@@ -110,6 +112,7 @@ pub(crate) fn report(meta: ExecMeta) -> CompileReport {
         },
         layouts_error,
         collectives: meta.collectives.iter().map(|(_, count)| count).sum(),
+        host_callbacks: meta.custom_call_targets.iter().any(|target| host_callback::is_target(target)),
         name: meta.name,
     }
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use pw_exec::LoadedProgram;
-use pw_pjrt::LoadedExecutable;
 
 use crate::exec::ExecSender;
+use crate::gang::Gang;
 use crate::launch::{self, LaunchJob};
 use crate::per_device::PerDevice;
 
@@ -23,7 +23,7 @@ pub(crate) struct Program {
 
 /// What runs it, by [`pw_exec::Form`].
 pub(crate) enum Runner {
-    Gang(LoadedExecutable),
+    Gang(Gang),
     PerDevice(PerDevice),
 }
 
@@ -38,7 +38,8 @@ impl Program {
     /// Its launches are so short, as far as is known, and so sure not to wait for anything, that whoever has one may
     /// run it on the spot.
     pub(crate) fn is_tiny(&self) -> bool {
-        self.loaded.report.collectives == 0 && self.times().0.is_some_and(|ns| ns < TINY_NS)
+        let report = &self.loaded.report;
+        report.collectives == 0 && !report.host_callbacks && self.times().0.is_some_and(|ns| ns < TINY_NS)
     }
 
     /// A launch took so long, all members one after the other.

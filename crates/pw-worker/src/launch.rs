@@ -14,7 +14,7 @@ use pw_types::Status;
 use crate::convert;
 use crate::device::{Clock, Program, Runner};
 use crate::exec::Message;
-use crate::gang::{self, Call};
+use crate::gang::Call;
 use crate::per_device::PerDevice;
 use crate::store::Stored;
 
@@ -125,12 +125,13 @@ pub(crate) fn run_gang(job: LaunchJob, clock: &Clock) -> Message {
 }
 
 fn all_at_once(job: &LaunchJob) -> Result<(), Arc<Status>> {
-    let Runner::Gang(executable) = &job.program.runner else { return Err(Arc::new(Status::internal("not a gang's program"))) };
+    let Runner::Gang(gang) = &job.program.runner else { return Err(Arc::new(Status::internal("not a gang's program"))) };
     let members: Vec<usize> = (0..job.start.program.devices.len()).collect();
     let arguments = members.iter().map(|&member| job.arguments(member)).collect::<Result<Vec<_>, _>>()?;
     let non_donatable = job.non_donatable(&members);
-    let call = Call { arguments: &arguments, non_donatable: &non_donatable, launch_id: job.start.launch_id };
-    let by_member = gang::launch(executable, &call).map_err(|error| job.status(error))?;
+    let (launch_id, session) = (job.start.launch_id, job.start.session);
+    let call = Call { arguments: &arguments, non_donatable: &non_donatable, launch_id, session };
+    let by_member = gang.launch(&call).map_err(|error| job.status(error))?;
     by_member.into_iter().enumerate().try_for_each(|(member, outputs)| job.fill(member, outputs))
 }
 
@@ -165,7 +166,7 @@ fn part(job: &LaunchJob, program: &PerDevice, member: usize, device: u32) {
     let result = job.arguments(member).and_then(|arguments| {
         let non_donatable = job.non_donatable(&[member]);
         let options = ExecuteOptions { non_donatable: &non_donatable, launch_id: job.start.launch_id, ..Default::default() };
-        let outputs = program.run(run, member, device, arguments, options).map_err(|error| job.status(error));
+        let outputs = program.run(job.start.run, job.start.session, member, device, arguments, options).map_err(|error| job.status(error));
         outputs.and_then(|outputs| job.fill(member, outputs))
     });
     let told = match &result {

@@ -16,6 +16,7 @@ mod error;
 mod exec;
 mod frames;
 mod gang;
+mod host_callback;
 mod launch;
 mod options;
 mod per_device;

@@ -11,6 +11,9 @@ use pw_hlo::Collective;
 use pw_pjrt::{
     Buffer, CallFrame, ExecuteContext, ExecuteOptions, FfiError, FfiType, Handler, Lane, LoadedExecutable, PjrtError, Plugin, Rendezvous,
 };
+use pw_types::{RunId, SessionId};
+
+use crate::host_callback::{Callbacks, Caller};
 
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
@@ -69,6 +72,8 @@ struct Seat {
     /// The run that the member is in. A device runs one after the other.
     run: AtomicU64,
     meetings: Arc<Meetings>,
+    /// Where the program has host callbacks.
+    caller: Option<Arc<Caller>>,
 }
 
 /// The type of [`Seat`] in the plugin's registry.
@@ -99,7 +104,13 @@ pub(crate) struct PerDevice {
 }
 
 impl PerDevice {
-    pub(crate) fn new(executable: LoadedExecutable, members: usize, collectives: Vec<Collective>) -> Result<PerDevice, PjrtError> {
+    /// `callbacks` for programs that have some.
+    pub(crate) fn new(
+        executable: LoadedExecutable,
+        members: usize,
+        collectives: Vec<Collective>,
+        callbacks: Option<&Callbacks>,
+    ) -> Result<PerDevice, PjrtError> {
         let seat_type = *SEAT.get().ok_or_else(|| PjrtError::unimplemented("the plugin has no FFI extension"))?;
         let groups: Vec<Vec<Vec<u32>>> = collectives.iter().map(|c| c.groups.clone()).collect();
         if let Some(&member) = groups.iter().flatten().flatten().find(|&&m| m as usize >= members) {
@@ -108,9 +119,13 @@ impl PerDevice {
         let meetings = Arc::new(Meetings { rendezvous: Rendezvous::new(members, &groups), collectives });
         let plugin = executable.client().plugin();
         let seat = |member| {
-            let seat = Arc::new(Seat { member, run: AtomicU64::new(0), meetings: meetings.clone() });
-            let value: Arc<dyn Any + Send + Sync> = seat.clone();
-            Ok((seat, ExecuteContext::new(plugin, vec![(seat_type, value)])?))
+            let caller = callbacks.map(Caller::new);
+            let seat = Arc::new(Seat { member, run: AtomicU64::new(0), meetings: meetings.clone(), caller });
+            let mut values: Vec<(FfiType, Arc<dyn Any + Send + Sync>)> = vec![(seat_type, seat.clone())];
+            if let Some(caller) = &seat.caller {
+                values.push(caller.value()?);
+            }
+            Ok((seat, ExecuteContext::new(plugin, values)?))
         };
         let seats = (0..).take(members).map(seat).collect::<Result<_, PjrtError>>()?;
         Ok(PerDevice { executable, seats, meetings })
@@ -124,14 +139,18 @@ impl PerDevice {
     /// Runs one member of a launch to its end: its outputs, ready.
     pub(crate) fn run(
         &self,
-        run: u64,
+        run: RunId,
+        session: SessionId,
         member: usize,
         device: u32,
         arguments: Vec<&Buffer>,
         options: ExecuteOptions<'_>,
     ) -> Result<Vec<Buffer>, PjrtError> {
         let (seat, context) = &self.seats[member];
-        seat.run.store(run, Ordering::Release);
+        seat.run.store(run.0, Ordering::Release);
+        if let Some(caller) = &seat.caller {
+            caller.set(session);
+        }
         let options = ExecuteOptions { only_device: Some(device as usize), context: Some(context), ..options };
         let mut execution = self.executable.execute(&[arguments], options)?;
         execution.done.iter().try_for_each(|done| done.wait())?;

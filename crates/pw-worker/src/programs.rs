@@ -11,6 +11,8 @@ use pw_types::{CompileReport, ExecutableId, Status};
 use crate::cache::Cache;
 use crate::device::{Program, Runner};
 use crate::exec::{ExecSender, Message};
+use crate::gang::Gang;
+use crate::host_callback::Callbacks;
 use crate::per_device::{self, MemberProgram, PerDevice};
 use crate::{convert, targets};
 
@@ -20,16 +22,17 @@ pub(crate) struct LoadJob {
 }
 
 /// Serves loads until nobody can ask for any.
-pub(crate) fn serve(jobs: &Receiver<LoadJob>, cache: &Cache, client: &Client, exec: &ExecSender) {
+pub(crate) fn serve(jobs: &Receiver<LoadJob>, cache: &Cache, client: &Client, callbacks: &Callbacks, exec: &ExecSender) {
     while let Ok(LoadJob { executable, fingerprint }) = jobs.recv() {
-        let result = load(&fingerprint, cache, client);
+        let result = load(&fingerprint, cache, client, callbacks);
         exec.send(Message::Loaded { executable, result });
     }
 }
 
-fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Status> {
+fn load(key: &[u8], cache: &Cache, client: &Client, callbacks: &Callbacks) -> Result<Arc<Program>, Status> {
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
-    if let Some(program) = per_device(key, cache, client, &report) {
+    let callbacks = report.host_callbacks.then_some(callbacks);
+    if let Some(program) = per_device(key, cache, client, &report, callbacks) {
         return Ok(program);
     }
     let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
@@ -45,19 +48,20 @@ fn load(key: &[u8], cache: &Cache, client: &Client) -> Result<Arc<Program>, Stat
     })?;
     let devices: Vec<u32> = executable.devices().iter().map(|&d| d as u32).collect();
     check_outputs(&executable, &report).inspect_err(|_| cache.forget(key))?;
+    let gang = Gang::new(executable, callbacks).map_err(convert::status)?;
     let loaded = LoadedProgram { devices, form: Form::Gang, report: Arc::new(report) };
-    Ok(Arc::new(Program::new(Arc::new(loaded), Runner::Gang(executable))))
+    Ok(Arc::new(Program::new(Arc::new(loaded), Runner::Gang(gang))))
 }
 
 /// The form for one device at a time, where the compile process has made one and this process can run it.
-fn per_device(key: &[u8], cache: &Cache, client: &Client, report: &CompileReport) -> Option<Arc<Program>> {
+fn per_device(key: &[u8], cache: &Cache, client: &Client, report: &CompileReport, callbacks: Option<&Callbacks>) -> Option<Arc<Program>> {
     if !per_device::is_possible() {
         return None;
     }
     let MemberProgram { devices, collectives, executable } = MemberProgram::decode(&cache.member(key)?)?;
     let loaded = client.deserialize_and_load(&executable).map_err(convert::status).and_then(|executable| {
         check_outputs(&executable, report)?;
-        PerDevice::new(executable, devices.len(), collectives).map_err(convert::status)
+        PerDevice::new(executable, devices.len(), collectives, callbacks).map_err(convert::status)
     });
     match loaded {
         Ok(program) => {

@@ -1,6 +1,8 @@
-//! Uploads of the data plane: bytes go from the socket into the block that becomes a device buffer.
+//! Uploads of the data plane: bytes go from the socket into the block that becomes a device buffer, answers to host
+//! callbacks to the call that waits.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use pw_exec::ExecEvent;
 use pw_net::data::{UploadSink, UploadTarget};
@@ -8,16 +10,18 @@ use pw_pjrt::AlignedBlock;
 use pw_types::{Cause, Code, Handle, SessionId, Status};
 
 use crate::exec::{ExecSender, Message};
+use crate::host_callback::{Calls, is_call};
 
 pub(crate) struct Sink {
     exec: ExecSender,
+    calls: Arc<Calls>,
     /// No upload can be larger than what the machine has.
     bytes_max: u64,
 }
 
 impl Sink {
-    pub(crate) fn new(exec: ExecSender) -> Sink {
-        Sink { exec, bytes_max: machine_bytes() }
+    pub(crate) fn new(exec: ExecSender, calls: Arc<Calls>) -> Sink {
+        Sink { exec, calls, bytes_max: machine_bytes() }
     }
 }
 
@@ -41,6 +45,9 @@ impl UploadTarget for Target {
 
 impl UploadSink for Sink {
     fn begin(&self, session: SessionId, buffer: Handle, total: u64) -> Result<Box<dyn UploadTarget>, Status> {
+        if is_call(buffer) {
+            return self.calls.begin(session, buffer, total).map(|block| Box::new(Target(block)) as Box<dyn UploadTarget>);
+        }
         match usize::try_from(total) {
             Ok(bytes) if total <= self.bytes_max => Ok(Box::new(Target(AlignedBlock::zeroed(bytes)))),
             _ => {
@@ -55,14 +62,21 @@ impl UploadSink for Sink {
 
     fn landed(&self, session: SessionId, buffer: Handle, target: Box<dyn UploadTarget>) {
         let block = target.into_any().downcast::<AlignedBlock>().expect("targets are made by `begin`");
+        if is_call(buffer) {
+            return self.calls.end(session, buffer, Ok(*block));
+        }
         self.exec.send(Message::Landed { session, buffer, block: *block });
     }
 
     fn failed(&self, session: SessionId, buffer: Handle, status: Status) {
+        if is_call(buffer) {
+            return self.calls.end(session, buffer, Err(status));
+        }
         self.exec.send(Message::Event(ExecEvent::UploadFailed { session, buffer, status }));
     }
 
     fn detached(&self, session: SessionId) {
+        self.calls.detached(session);
         self.exec.send(Message::Event(ExecEvent::SessionDetached { session }));
     }
 }

@@ -5,13 +5,20 @@ use pw_pjrt::sleep::{self, SleepUs};
 use pw_pjrt::{PjrtError, Plugin};
 use pw_types::Status;
 
+use crate::host_callback;
+
 const PREFIX: &str = "pw.";
 
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
 
 /// The `pw.*` targets that client programs may name.
-pub(crate) fn allowed(test_targets: bool) -> &'static [&'static str] {
+fn allowed(test_targets: bool) -> &'static [&'static str] {
+    if test_targets { &[host_callback::TARGET, sleep::TARGET] } else { &[host_callback::TARGET] }
+}
+
+/// Those of them that are for tests.
+pub(crate) fn for_tests(test_targets: bool) -> &'static [&'static str] {
     if test_targets { &[sleep::TARGET] } else { &[] }
 }
 
@@ -42,6 +49,9 @@ pub(crate) fn explain(status: Status, test_targets: bool) -> Status {
     let target = words(&status).find(|w| w.len() > PREFIX.len() && w.starts_with(PREFIX) && !allowed(test_targets).contains(w));
     match target {
         Some(target) if status.message.contains("handler") => refused(target),
+        None if status.message.contains("handler") && words(&status).any(host_callback::is_target) => Status::unimplemented(
+            "this program has host callbacks, which the worker's PJRT plugin cannot make: it takes no handlers for them",
+        ),
         _ => status,
     }
 }
@@ -79,6 +89,7 @@ mod tests {
         let status = check(&names(&["pw.sleep_us"]), false).unwrap_err();
         assert_eq!(status.code, Code::InvalidArgument);
         assert!(status.message.contains("pw.sleep_us") && status.message.contains("--test-targets"));
+        assert!(check(&names(&["pw.host_callback"]), false).is_ok());
         assert!(check(&names(&["pw.collective"]), true).unwrap_err().message.contains("pw.collective"));
     }
 
@@ -86,6 +97,8 @@ mod tests {
     fn the_plugins_error_is_explained() {
         let plugin = Status::internal("No FFI handler registered for pw.sleep_us on a platform Host");
         assert!(explain(plugin, false).message.contains("--test-targets"));
+        let plugin = Status::internal("No FFI handler registered for pw.host_callback on a platform CUDA");
+        assert_eq!(explain(plugin, true).code, Code::Unimplemented);
         let other = Status::internal("No FFI handler registered for somebody_elses on a platform Host");
         assert_eq!(explain(other.clone(), false), other);
     }

@@ -23,6 +23,7 @@ use crate::compiler::{ChildSlot, Compiler};
 use crate::device::Clock;
 use crate::error::WorkerError;
 use crate::exec::{Exec, ExecSender, Message, Outlets};
+use crate::host_callback::{Callbacks, Calls};
 use crate::sink::Sink;
 use crate::stream::{Link, Stream};
 use crate::transfer::Transfers;
@@ -112,7 +113,7 @@ fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr) -> Worker
         data_address,
         island: config.island,
         devices: devices.collect(),
-        test_targets: targets::allowed(config.test_targets).iter().map(|&t| t.to_owned()).collect(),
+        test_targets: targets::for_tests(config.test_targets).iter().map(|&t| t.to_owned()).collect(),
     }
 }
 
@@ -151,7 +152,9 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
         let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(guarded);
         thread.map(drop).map_err(|source| WorkerError::Thread { source })
     };
-    let data = DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone())));
+    let calls = Arc::new(Calls::default());
+    let data = DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone(), calls.clone())));
+    let callbacks = Callbacks { calls, data: data.clone() };
     let transfers = Transfers { client: client.clone(), data };
 
     let count = client.devices().len();
@@ -176,7 +179,7 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
 
     let (loads, jobs) = channel();
     let (load_cache, load_client, load_exec) = (cache.clone(), client.clone(), exec.clone());
-    spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &load_exec)))?;
+    spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &callbacks, &load_exec)))?;
     let (compiles, jobs) = channel();
     let child = ChildSlot::default();
     let device_ids = client.devices().iter().map(|d| d.id).collect();

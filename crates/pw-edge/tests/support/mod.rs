@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
-use pw_edge::{EdgeConfig, EdgeError};
+use pw_edge::{EdgeConfig, EdgeError, Listeners};
 use pw_net::data::{DataServer, UploadSink, UploadTarget};
 use pw_proto::ifrt::{Attribute, attribute_map, pb};
 use pw_types::*;
@@ -33,6 +33,8 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 /// An edge, and the core's side of it.
 pub struct Rig {
     pub address: String,
+    /// Of the port for host callbacks.
+    pub callbacks: String,
     pub to_edge: mpsc::UnboundedSender<Vec<ToEdge>>,
     pub events: mpsc::UnboundedReceiver<Event>,
     /// Most requests of all sessions that were in the inbox at a time.
@@ -45,6 +47,9 @@ impl Rig {
     pub async fn start(config: EdgeConfig) -> Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it is bound").to_string();
+        let channels = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let callbacks = channels.local_addr().expect("it is bound").to_string();
+        let listeners = Listeners { clients: listener, callbacks: Some(channels) };
         let (to_edge, from_core) = mpsc::unbounded_channel();
         let (sender, events) = mpsc::unbounded_channel();
         let inbox = Arc::new(AtomicUsize::new(0));
@@ -57,8 +62,8 @@ impl Rig {
             let _ = sender.send(event);
         };
         let config = EdgeConfig { data_token: DATA_TOKEN.to_owned(), ..config };
-        let served = tokio::spawn(pw_edge::serve(listener, config, Arc::new(emit), from_core));
-        Rig { address, to_edge, events, inbox_peak, inbox, served }
+        let served = tokio::spawn(pw_edge::serve(listeners, config, Arc::new(emit), from_core));
+        Rig { address, callbacks, to_edge, events, inbox_peak, inbox, served }
     }
 
     pub fn tell(&self, messages: impl IntoIterator<Item = ToEdge>) {

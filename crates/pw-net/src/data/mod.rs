@@ -19,7 +19,7 @@ use bytes::Bytes;
 use pw_types::{Handle, SessionId, Status};
 
 pub use client::DataClient;
-pub use server::DataServer;
+pub use server::{DataServer, Presence};
 
 /// Most bytes of one transfer in one frame.
 pub const SLICE_BYTES: usize = 1 << 20;

@@ -73,6 +73,16 @@ enum Waiting {
     Failure(Status),
 }
 
+/// Whether a session has an edge.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    Attached,
+    /// Not yet, or not any more while the edge connects again.
+    Awaited,
+    /// Its edge has left it.
+    Left,
+}
+
 /// One edge.
 struct Connection {
     peer: String,
@@ -149,6 +159,16 @@ impl DataServer {
     /// Tells the edge of `session` that the bytes of `buffer` will not come. Callable from any thread.
     pub fn offer_failed(&self, session: SessionId, buffer: Handle, status: Status) {
         self.inner.shared.hand_over(session, buffer, Waiting::Failure(status));
+    }
+
+    /// Whoever finds a session attached here hears of its end through [`UploadSink::detached`]. Callable from any thread.
+    pub fn presence(&self, session: SessionId) -> Presence {
+        let sessions = self.inner.shared.sessions();
+        match sessions.attached.contains_key(&session) {
+            true => Presence::Attached,
+            false if sessions.left.contains(&session) => Presence::Left,
+            false => Presence::Awaited,
+        }
     }
 
     /// Drops the downloads of a session, also those that come later, until an edge attaches it again. For sessions

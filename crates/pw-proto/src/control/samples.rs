@@ -99,6 +99,7 @@ pub(super) fn report() -> CompileReport {
         memory: CompiledMemory { arguments: 1, outputs: 2, aliased: 3, temporaries: 4, generated_code: u64::MAX },
         layouts_error: Some(status()),
         collectives: 5,
+        host_callbacks: true,
     }
 }
 

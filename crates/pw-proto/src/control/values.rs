@@ -120,7 +120,7 @@ messages! {
     ValueSpec = pb::ValueSpec { dtype, shard_dims, dims, layout, memory_kind, op_sharding }
     CompiledMemory = pb::CompiledMemory { arguments, outputs, aliased, temporaries, generated_code }
     CompileReport = pb::CompileReport {
-        name, fingerprint, replicas, partitions, parameters, outputs, donated, memory, layouts_error, collectives
+        name, fingerprint, replicas, partitions, parameters, outputs, donated, memory, layouts_error, collectives, host_callbacks
     }
     CompiledProgram = pb::CompiledProgram { report, blob }
 }

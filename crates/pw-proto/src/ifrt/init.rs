@@ -8,13 +8,14 @@ use pb::init_response::{Device, Memory};
 /// Kinds that JAX knows, with fixed numbers; others come behind them in alphabetical order.
 const KINDS: [&str; 3] = ["device", "pinned_host", "unpinned_host"];
 
-/// The response to the request that opened the session.
-pub fn encode_init(op: OpId, view: &SessionView, meta: Meta) -> pb::IfrtResponse {
-    reply::with_body(op, meta, pb::ifrt_response::Response::InitResponse(init_response(view)))
+/// The response to the request that opened the session. `callbacks` is where the client's package opens the channel for host
+/// callbacks, as the name of this session.
+pub fn encode_init(op: OpId, view: &SessionView, callbacks: Option<&str>, meta: Meta) -> pb::IfrtResponse {
+    reply::with_body(op, meta, pb::ifrt_response::Response::InitResponse(init_response(view, callbacks)))
 }
 
 /// The devices and memories of a session. All devices are addressable, so that JAX takes the cluster for one process.
-pub(super) fn init_response(view: &SessionView) -> pb::InitResponse {
+pub(super) fn init_response(view: &SessionView, callbacks: Option<&str>) -> pb::InitResponse {
     let mut other: Vec<&str> =
         view.devices.iter().flat_map(|d| &d.device.memory_kinds).map(String::as_str).filter(|kind| !KINDS.contains(kind)).collect();
     other.sort_unstable();
@@ -47,10 +48,15 @@ pub(super) fn init_response(view: &SessionView) -> pb::InitResponse {
         primary_device_ids: ids.clone(),
         addressable_device_ids: ids,
         memories: memories.collect(),
-        client_attributes: Some(attribute_map([
-            ("serialize_with_sdy", Attribute::Bool(true)),
-            ("supports_executable_serialization", Attribute::Bool(false)),
-        ])),
+        client_attributes: Some(attribute_map(
+            [
+                ("serialize_with_sdy", Attribute::Bool(true)),
+                ("supports_executable_serialization", Attribute::Bool(false)),
+                ("pw_session", Attribute::Int(view.session.0.cast_signed())),
+            ]
+            .into_iter()
+            .chain(callbacks.map(|address| ("pw_control", Attribute::from(address)))),
+        )),
     }
 }
 

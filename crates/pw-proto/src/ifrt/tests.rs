@@ -364,6 +364,7 @@ fn report(partitions: u32) -> CompileReport {
         memory: CompiledMemory { arguments: 1, outputs: 2, aliased: 3, temporaries: 4, generated_code: 5 },
         layouts_error: None,
         collectives: 0,
+        host_callbacks: false,
     }
 }
 
@@ -420,7 +421,7 @@ fn the_init_response_lists_devices_and_memories() {
         platform_version: "1".to_owned(),
         devices: vec![device(0, 0, 0), device(1, 1, 0)],
     };
-    let init = init::init_response(&view);
+    let init = init::init_response(&view, Some("127.0.0.1:7"));
     assert_eq!((init.session_id, &init.primary_device_ids[..], &init.addressable_device_ids[..]), (99, &[0, 1][..], &[0, 1][..]));
     assert_eq!((init.all_devices[1].default_memory_id, &init.all_devices[1].memory_ids[..]), (Some(4), &[3, 4][..]));
     let kinds: Vec<(i32, i32)> = init.memories.iter().map(|memory| (memory.id, memory.kind_id)).collect();
