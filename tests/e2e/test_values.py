@@ -85,7 +85,7 @@ def test_three_workers_that_all_count_from_zero(run_local):
 def test_what_spans_workers_says_so(run_local):
     got = run_local(2, 2, CHAIN)
     assert got.code != 0
-    assert re.search(r"UNIMPLEMENTED.*worker", got.err, re.S), got.err
+    assert re.search(r"UNIMPLEMENTED.*a program over workers", got.err, re.S), got.err
 
 
 NO_SUCH_TARGET = """

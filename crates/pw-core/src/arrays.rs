@@ -7,8 +7,9 @@ use pw_types::{
 };
 use smallvec::{SmallVec, smallvec};
 
-use crate::directory::{Array, Backing, BackingState, Entry, Piece, device_bytes, push_piece};
+use crate::directory::{Array, Backing, BackingKey, BackingState, Entry, Piece, device_bytes, push_piece};
 use crate::graph::{CopyPlan, Node, Work};
+use crate::membership::DeviceKey;
 use crate::session::Pending;
 use crate::{Core, Effects};
 
@@ -322,27 +323,67 @@ impl Core {
         if same_memory && target == array.devices && copy != CopySemantics::AlwaysCopy {
             return Ok(made);
         }
-        let mut hosts: Vec<(HostSlot, Vec<CopyPlan>)> = Vec::new();
+        made.pieces = self.relocate(at, bytes, array, &keys, kind).map_err(Arc::new)?;
+        Ok(made)
+    }
+
+    /// Nodes that put a copy of each shard on its device: one per pair of workers. The pieces of the result.
+    fn relocate(
+        &mut self,
+        at: Pending,
+        bytes: u32,
+        array: &Array,
+        keys: &[DeviceKey],
+        kind: Option<Arc<str>>,
+    ) -> Result<SmallVec<[Piece; 1]>, Status> {
+        /// From and to; what is copied; which shards of the result it becomes.
+        type Leg = ((HostSlot, HostSlot), Vec<CopyPlan>, Vec<usize>);
+        let mut legs: Vec<Leg> = Vec::new();
         for (index, &key) in keys.iter().enumerate() {
-            let piece = array.shard(index).expect("as many shards as devices");
-            let from = self.directory.get(piece.backing).devices[piece.first as usize];
-            let slot = self.one_worker("a copy", &[from, key]).map_err(Arc::new)?;
-            let plan = CopyPlan { source: piece, device: self.members.index_of(key) };
-            match hosts.iter_mut().find(|(s, _)| *s == slot) {
-                Some((_, list)) => list.push(plan),
-                None => hosts.push((slot, vec![plan])),
+            let source = array.shard(index).expect("as many shards as devices");
+            let from = self.members.slot_of(self.directory.get(source.backing).devices[source.first as usize]);
+            let to = self.members.slot_of(key);
+            let plan = CopyPlan { source, device: self.members.index_of(key) };
+            match legs.iter_mut().find(|(leg, ..)| *leg == (from, to)) {
+                Some((_, plans, places)) => {
+                    plans.push(plan);
+                    places.push(index);
+                }
+                None => {
+                    self.alive_worker(from)?;
+                    self.alive_worker(to)?;
+                    legs.push(((from, to), vec![plan], vec![index]));
+                }
             }
         }
-        if hosts.len() > 1 {
-            let mut slots: Vec<u32> = hosts.iter().map(|(s, _)| s.0).collect();
-            slots.sort_unstable();
-            return Err(Arc::new(Status::unimplemented(format!("one copy over workers {slots:?} is not built yet"))));
+        let mut placed: Vec<Option<Piece>> = vec![None; keys.len()];
+        let share = bytes / legs.len().max(1) as u32;
+        for ((from, to), items, places) in legs {
+            let devices: Arc<[DeviceKey]> = places.iter().map(|&p| keys[p]).collect::<Vec<_>>().into();
+            let backing = self.relocate_leg(at, share, array.dtype, (from, to), items, devices, kind.clone());
+            for (shard, place) in (0..).zip(places) {
+                placed[place] = Some(Piece { backing, first: shard, count: 1 });
+            }
         }
+        let mut pieces = SmallVec::new();
+        placed.into_iter().flatten().for_each(|piece| push_piece(&mut pieces, piece));
+        Ok(pieces)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn relocate_leg(
+        &mut self,
+        at: Pending,
+        bytes: u32,
+        dtype: DType,
+        (from, to): (HostSlot, HostSlot),
+        items: Vec<CopyPlan>,
+        devices: Arc<[DeviceKey]>,
+        memory_kind: Option<Arc<str>>,
+    ) -> BackingKey {
         let run = self.peek_run();
-        let shard_dims = self.directory.get(array.pieces[0].backing).shard_dims.clone();
-        let ledger_bytes =
-            if self.is_device_memory(kind.as_deref(), first) { device_bytes(array.dtype, &shard_dims).unwrap_or(0) } else { 0 };
-        let shards = keys.len() as u32;
+        let shard_dims = self.directory.get(items[0].source.backing).shard_dims.clone();
+        let on_device = self.is_device_memory(memory_kind.as_deref(), devices[0]);
         let backing = self.directory.backings.insert(Backing {
             id: BufferId { run, output: 0 },
             state: BackingState::Promised,
@@ -351,20 +392,30 @@ impl Core {
             queued_refs: 0,
             owner: at.session,
             label: Arc::from("copy"),
-            dtype: array.dtype,
+            dtype,
+            ledger_bytes: if on_device { device_bytes(dtype, &shard_dims).unwrap_or(0) } else { 0 },
             shard_dims,
-            devices: keys.clone(),
+            devices: devices.clone(),
             hosts: SmallVec::new(),
             failed: SmallVec::new(),
-            ledger_bytes,
             counted: false,
         });
-        let mut node = Node::new(at.session, Work::Copy { hosts, memory_kind: kind }, keys, bytes);
+        let mut sources: Vec<BackingKey> = items.iter().map(|i| i.source.backing).collect();
+        sources.dedup();
+        let mut taking_part = devices.to_vec();
+        let work = if from == to {
+            Work::Copy { items, memory_kind }
+        } else {
+            let source = |i: &CopyPlan| self.directory.get(i.source.backing).devices[i.source.first as usize];
+            taking_part.extend(items.iter().map(source));
+            taking_part.dedup();
+            Work::Move { from, to, items, memory_kind, first_key: 0 }
+        };
+        let mut node = Node::new(at.session, work, taking_part.into(), bytes);
         node.outputs = smallvec![backing];
-        node.inputs = self.retain_inputs(array.pieces.iter().map(|p| p.backing));
+        node.inputs = self.retain_inputs(sources.into_iter());
         self.enqueue(node);
-        made.pieces = smallvec![Piece { backing, first: 0, count: shards }];
-        Ok(made)
+        backing
     }
 
     /// Takes a queued reference on each backing.
@@ -426,14 +477,47 @@ impl Core {
                 pieces.push((array.shard(index).expect("as many shards as devices"), region));
             }
         }
-        let keys: Arc<[u32]> =
-            pieces.iter().map(|(p, _)| self.directory.get(p.backing).devices[p.first as usize]).collect::<Vec<_>>().into();
-        self.one_worker("fetching an array", &keys).map_err(Arc::new)?;
+        let keys = self.gather_pieces(at, &array, &mut pieces).map_err(Arc::new)?;
         let inputs = self.retain_inputs(pieces.iter().map(|(p, _)| p.backing));
         let work = Work::HostRead { buffer, dtype: array.dtype, dims: array.dims.clone(), byte_strides: strides, pieces };
         let mut node = Node::new(at.session, work, keys, bytes);
         node.inputs = inputs;
         Ok(node)
+    }
+}
+
+impl Core {
+    /// Moves pieces of other workers into host memory of the one that has the first, which the edge fetches from.
+    fn gather_pieces(
+        &mut self,
+        at: Pending,
+        array: &Array,
+        pieces: &mut [(Piece, Option<pw_types::Region>)],
+    ) -> Result<Arc<[DeviceKey]>, Status> {
+        let device = |core: &Core, piece: &Piece| core.directory.get(piece.backing).devices[piece.first as usize];
+        let first = device(self, &pieces[0].0);
+        let to = self.members.slot_of(first);
+        self.alive_worker(to)?;
+        let far: Vec<usize> = (0..pieces.len()).filter(|&i| self.members.slot_of(device(self, &pieces[i].0)) != to).collect();
+        if !far.is_empty() {
+            let mut moved = SmallVec::new();
+            far.iter().for_each(|&i| push_piece(&mut moved, pieces[i].0));
+            let there = Array { pieces: moved, devices: far.iter().map(|_| array.devices[0]).collect::<Vec<_>>().into(), ..array.clone() };
+            let kind = self.host_memory_kind(first);
+            let landed = self.relocate(at, 0, &there, &vec![first; far.len()], kind)?;
+            let landed = Array { pieces: landed, ..there };
+            for (place, &i) in far.iter().enumerate() {
+                pieces[i].0 = landed.shard(place).expect("as many as were moved");
+            }
+        }
+        Ok(pieces.iter().map(|(p, _)| device(self, p)).collect::<Vec<_>>().into())
+    }
+
+    /// A memory of the device that the ledger does not count; `None` = it has none.
+    fn host_memory_kind(&self, device: DeviceKey) -> Option<Arc<str>> {
+        let physical = self.members.devices[device as usize].physical;
+        let info = &self.members.workers[physical.slot.0 as usize].info.devices[physical.index as usize];
+        info.memory_kinds.iter().find(|kind| **kind != info.default_memory_kind).map(|kind| Arc::from(kind.as_str()))
     }
 }
 

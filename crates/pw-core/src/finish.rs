@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use pw_types::{Handle, HostSlot, Incarnation, Reply, Report, RunId, Status};
+use pw_types::{Command, Handle, HostSlot, Incarnation, Reply, Report, RunId, Status};
 
 use crate::directory::{BackingState, Entry};
 use crate::executables::ExecutableState;
 use crate::graph::{Node, NodeState, Waiter, Work};
 use crate::session::{Pending, StatusHandle};
-use crate::{Core, Effects, LayoutAnswer};
+use crate::{Core, Effect, Effects, LayoutAnswer};
+use smallvec::SmallVec;
 
 impl Core {
     /// What a worker says. A report about something forgotten is recognised by its id and ignored.
@@ -69,15 +70,30 @@ impl Core {
             return;
         }
         let last = hosts.is_empty();
+        // The other end of a move would wait for ever.
+        let other_end = match &node.work {
+            Work::Move { .. } if result.is_err() => hosts.clone(),
+            _ => SmallVec::new(),
+        };
         if let Err(status) = result {
-            node.fault.get_or_insert_with(|| Arc::new(status));
+            let reason = node.reason.take();
+            node.fault.get_or_insert_with(|| reason.unwrap_or_else(|| Arc::new(status)));
             for key in node.outputs.clone() {
                 self.unreserve_part(key, slot);
             }
         }
         self.members.workers[slot.0 as usize].granted -= 1;
+        self.cancel_at(&other_end, run, fx);
         if last {
             self.finish(run, Some(device_ns), fx);
+        }
+    }
+
+    /// Tells these workers to skip the run, or to give it up.
+    pub(crate) fn cancel_at(&self, hosts: &[(HostSlot, Incarnation)], run: RunId, fx: &mut Effects) {
+        for &(slot, incarnation) in hosts {
+            let command = Command::Cancel { runs: vec![run] };
+            fx.list.push(Effect::Send { slot, incarnation, command });
         }
     }
 

@@ -25,10 +25,17 @@ pub(crate) enum Work {
         /// Host buffers to route: handle and bytes.
         buffers: Vec<(Handle, u64)>,
     },
-    Copy {
-        /// Per host: (shard of the output, source piece, device index).
-        hosts: Vec<(HostSlot, Vec<CopyPlan>)>,
+    /// Within one host. Shard `i` of the output is `items[i]`.
+    Copy { items: Vec<CopyPlan>, memory_kind: Option<Arc<str>> },
+    /// From one host to another. Shard `i` of the output is `items[i]`.
+    Move {
+        from: HostSlot,
+        to: HostSlot,
+        items: Vec<CopyPlan>,
         memory_kind: Option<Arc<str>>,
+        /// Names of the bytes on their way: `first_key + k` for the k-th shard that is sent. Given with the grant, so
+        /// that names and grants are in one order.
+        first_key: u64,
     },
     HostRead {
         buffer: Handle,
@@ -44,6 +51,20 @@ pub(crate) enum Work {
 pub(crate) struct CopyPlan {
     pub(crate) source: Piece,
     pub(crate) device: u32,
+}
+
+/// The shards that a move sends, each once, with the output shards that it becomes: `(source, outputs)`.
+pub(crate) fn sent_once(items: &[CopyPlan]) -> Vec<(Piece, SmallVec<[u32; 4]>)> {
+    let mut sent: Vec<(Piece, SmallVec<[u32; 4]>)> = Vec::new();
+    let mut places: rustc_hash::FxHashMap<(BackingKey, u32), usize> = rustc_hash::FxHashMap::default();
+    for (shard, item) in (0..).zip(items) {
+        let place = *places.entry((item.source.backing, item.source.first)).or_insert_with(|| {
+            sent.push((item.source, SmallVec::new()));
+            sent.len() - 1
+        });
+        sent[place].1.push(shard);
+    }
+    sent
 }
 
 impl CopyPlan {
@@ -73,6 +94,8 @@ pub(crate) struct Node {
     pub(crate) waiters: SmallVec<[WaiterKey; 1]>,
     /// Its result, if decided before the workers report.
     pub(crate) fault: Option<Arc<Status>>,
+    /// Why the receiver of a move fails, if it does: its sender is lost.
+    pub(crate) reason: Option<Arc<Status>>,
 }
 
 pub(crate) enum NodeState {
@@ -98,6 +121,7 @@ impl Node {
             status: None,
             waiters: SmallVec::new(),
             fault: None,
+            reason: None,
         }
     }
 

@@ -15,6 +15,7 @@ mod graph;
 mod members;
 mod membership;
 mod memory;
+mod moves;
 mod order;
 mod session;
 mod status;
@@ -90,6 +91,8 @@ pub struct Core {
     next_layout_query: u64,
     next_run: u64,
     next_seq: u64,
+    /// The next name of bytes that one worker sends to another.
+    next_move_key: u64,
     /// Something may be grantable that was not before.
     dirty: bool,
 }
@@ -115,6 +118,7 @@ impl Core {
             next_layout_query: 0,
             next_run: 0,
             next_seq: 0,
+            next_move_key: 1,
             dirty: false,
         }
     }

@@ -6,7 +6,7 @@ use pw_types::{Cause, Code, HostSlot, Incarnation, RunId, SessionId, Status, Tim
 
 use crate::directory::{BackingKey, BackingState};
 use crate::executables::ExecutableState;
-use crate::graph::{self, NodeState};
+use crate::graph::{self, NodeState, Work};
 use crate::session::Pending;
 use crate::{Core, Effect, Effects};
 
@@ -59,11 +59,22 @@ impl Core {
             .collect();
         for run in graph::sorted(runs) {
             let node = self.nodes.get_mut(&run).expect("just found");
-            node.fault.get_or_insert_with(|| lost.clone());
+            match node.work {
+                // All may have arrived. If not, this is why, also where the receiver has said so before.
+                Work::Move { from, .. } if from == slot => match &mut node.fault {
+                    Some(fault) => *fault = lost.clone(),
+                    None => node.reason = Some(lost.clone()),
+                },
+                _ => drop(node.fault.get_or_insert_with(|| lost.clone())),
+            }
             let NodeState::Granted { hosts } = &mut node.state else { continue };
             hosts.retain(|h| *h != (slot, incarnation));
-            if hosts.is_empty() {
+            let left = hosts.clone();
+            let is_move = matches!(node.work, Work::Move { .. });
+            if left.is_empty() {
                 self.finish(run, None, fx);
+            } else if is_move {
+                self.cancel_at(&left, run, fx);
             }
         }
         let keys: Vec<BackingKey> =

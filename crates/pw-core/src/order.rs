@@ -218,7 +218,7 @@ impl Core {
                 self.executables.get(*executable).map_or_else(|| "program".to_owned(), |e| e.label.to_string())
             }
             Work::HostWrite { .. } => "an upload".to_owned(),
-            Work::Copy { .. } => "a copy".to_owned(),
+            Work::Copy { .. } | Work::Move { .. } => "a copy".to_owned(),
             Work::HostRead { .. } => "a fetch".to_owned(),
         }
     }
@@ -232,6 +232,10 @@ impl Core {
             _ => 0,
         };
         node.cost_ns = cost_ns;
+        if let Work::Move { items, first_key, .. } = &mut node.work {
+            *first_key = self.next_move_key;
+            self.next_move_key += items.len() as u64;
+        }
         let session = self.sessions.get_mut(&node.session).expect("a queued node has a session");
         session.queued_bytes -= u64::from(node.bytes);
         session.running += 1;
@@ -269,6 +273,9 @@ impl Core {
             let backing = &mut self.directory.backings[key];
             backing.granted = true;
             backing.hosts = hosts.clone();
+            if let Work::Move { from, .. } = node.work {
+                backing.hosts.retain(|(slot, _)| *slot != from);
+            }
         }
         // In order time the inputs' last use is over before the outputs are counted: donated memory is reused.
         let inputs = std::mem::take(&mut node.inputs);
@@ -318,18 +325,18 @@ impl Core {
                 }),
                 Work::HostWrite { hosts, memory_kind, shards, .. } => Command::HostWrite(HostWrite {
                     order,
+                    sender: node.session,
                     sources: hosts.iter().find(|(s, _)| *s == slot).map(|(_, sources)| sources.clone()).unwrap_or_default(),
                     memory_kind: memory_kind.as_deref().map(str::to_owned),
                     shards: *shards,
                 }),
-                Work::Copy { hosts, memory_kind } => {
-                    let plans = hosts.iter().find(|(s, _)| *s == slot).map(|(_, plans)| plans.as_slice()).unwrap_or_default();
-                    Command::Copy(CopyShards {
-                        order,
-                        items: plans.iter().map(|p| p.item(id(p.source.backing))).collect(),
-                        memory_kind: memory_kind.as_deref().map(str::to_owned),
-                    })
-                }
+                Work::Copy { items, memory_kind } => Command::Copy(CopyShards {
+                    order,
+                    items: items.iter().map(|p| p.item(id(p.source.backing))).collect(),
+                    memory_kind: memory_kind.as_deref().map(str::to_owned),
+                }),
+                Work::Move { from, .. } if slot == *from => self.send_command(order, &node.work),
+                Work::Move { .. } => self.receive_command(order, &node.work),
                 Work::HostRead { buffer, dtype, dims, byte_strides, pieces, .. } => Command::HostRead(HostRead {
                     order,
                     buffer: *buffer,

@@ -146,8 +146,8 @@ fn random_id() -> SessionId {
     use std::hash::{BuildHasher, Hasher};
     let mut bytes = [0; 8];
     match std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)) {
-        Ok(()) => SessionId(u64::from_ne_bytes(bytes)),
+        Ok(()) => SessionId::of_client(u64::from_ne_bytes(bytes)),
         // Keyed by the operating system too.
-        Err(_) => SessionId(std::hash::RandomState::new().build_hasher().finish()),
+        Err(_) => SessionId::of_client(std::hash::RandomState::new().build_hasher().finish()),
     }
 }

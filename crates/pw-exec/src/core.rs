@@ -88,9 +88,10 @@ impl ExecCore {
             ExecEvent::Command(command) => self.on_command(command, fx),
             ExecEvent::LaunchDone { run, device_ns, result } => self.on_launch_done(run, device_ns, result, fx),
             ExecEvent::CopyDone { run, result } | ExecEvent::WriteDone { run, result } => self.on_filled(run, result, fx),
-            ExecEvent::ReadDone { run, result } => self.on_read_done(run, result, fx),
+            ExecEvent::ReadDone { run, result } | ExecEvent::SendDone { run, result } => self.on_sent(run, result, fx),
             ExecEvent::Landed { session, buffer } => self.on_landed(session, buffer, fx),
             ExecEvent::UploadFailed { session, buffer, status } => self.on_upload_failed(session, buffer, status, fx),
+            ExecEvent::SessionAttached { session } => self.uploads.attach(session),
             ExecEvent::SessionDetached { session } => self.on_detached(session, fx),
             ExecEvent::Compiled { executable, result } => fx.push(ExecEffect::Report(Report::Compiled { executable, result })),
             ExecEvent::Loaded { executable, result } => self.on_loaded(executable, result, fx),
@@ -160,6 +161,7 @@ impl ExecCore {
             Command::Copy(copy) => self.arrive_copy(copy, fx),
             Command::HostWrite(write) => self.arrive_write(write, fx),
             Command::HostRead(read) => self.arrive_read(read, fx),
+            Command::Send(send) => self.arrive_send(send, fx),
             Command::Free { buffers } => buffers.into_iter().for_each(|id| self.table.unlist(id, fx)),
             Command::Cancel { runs } => runs.into_iter().for_each(|run| self.cancel(run, fx)),
             Command::DefaultLayout { query, dtype, dims } => fx.push(ExecEffect::Layout { query, dtype, dims }),
@@ -247,10 +249,15 @@ impl ExecCore {
         Ok(program)
     }
 
-    /// What is not in the shell's hands ends here; what is, ends by itself.
+    /// What is not in the shell's hands ends here; what is, ends by itself. A send waits for another worker, so the
+    /// shell is told.
     fn cancel(&mut self, run: RunId, fx: &mut Vec<ExecEffect>) {
         let Some(&key) = self.runs.get(&run) else { return };
-        if self.nodes.get(key).is_some_and(|n| !n.started) {
+        let Some(node) = self.nodes.get(key) else { return };
+        if let (true, Work::Send(_)) = (node.started, &node.work) {
+            fx.push(ExecEffect::StopSend { run });
+        }
+        if !node.started {
             let text = format!("run {run} was cancelled before it started");
             self.fail(key, Arc::new(Status::new(Code::Cancelled, text).with_cause(Cause::Cancelled)), 0, fx);
         }
@@ -309,6 +316,7 @@ impl ExecCore {
                 Work::Read { command, .. } => {
                     fx.push(ExecEffect::ReadFailed { session: node.session, buffer: command.buffer, status: status.clone() });
                 }
+                Work::Send(start) => fx.push(ExecEffect::SendFailed { command: start.command.clone(), status: status.clone() }),
                 Work::Launch(_) | Work::Copy(_) => {}
             }
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pw_types::{
-    Command, CompileCommand, CompileReport, DType, Dims, ExecutableId, Handle, HostRead, HostWrite, Report, RunId, SessionId, Status,
+    Command, CompileCommand, CompileReport, DType, Dims, ExecutableId, Handle, HostRead, HostWrite, Report, RunId, SendShards, SessionId,
+    Status,
 };
 
 /// The shell's name of a backing. It is free for reuse after [`ExecEffect::Drop`], so effects must be obeyed in order.
@@ -62,7 +63,13 @@ pub enum ExecEvent {
         run: RunId,
         result: Result<(), Arc<Status>>,
     },
-    /// All bytes of an upload are in a block of the shell.
+    /// The bytes are on their way, and nothing here is needed for it any more.
+    SendDone {
+        run: RunId,
+        result: Result<(), Arc<Status>>,
+    },
+    /// All bytes of an upload are in a block of the shell. The session is the sender: a client's, or another worker's
+    /// name in a move.
     Landed {
         session: SessionId,
         buffer: Handle,
@@ -72,7 +79,11 @@ pub enum ExecEvent {
         buffer: Handle,
         status: Status,
     },
-    /// No more uploads of this session will come.
+    /// Its connection is there, maybe again.
+    SessionAttached {
+        session: SessionId,
+    },
+    /// No more uploads of this session will come, unless it is a worker's and attaches again.
     SessionDetached {
         session: SessionId,
     },
@@ -108,6 +119,17 @@ pub enum ExecEffect {
         buffer: Handle,
         status: Arc<Status>,
     },
+    /// Send to another worker.
+    Send(Arc<StartSend>),
+    /// Tell the other worker that these bytes will not come.
+    SendFailed {
+        command: Arc<SendShards>,
+        status: Arc<Status>,
+    },
+    /// Give up a send that was started; it still ends with a [`ExecEvent::SendDone`].
+    StopSend {
+        run: RunId,
+    },
     /// Forget the backing; work under way keeps its own hold.
     Drop {
         backing: BackingKey,
@@ -139,7 +161,7 @@ pub enum ExecEffect {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartLaunch {
     pub run: RunId,
-    /// Whose it is.
+    /// Whose launch it is: its host callbacks go there.
     pub session: SessionId,
     pub executable: ExecutableId,
     /// The lowest member device; in [`Form::Gang`] its thread launches for all.
@@ -212,5 +234,12 @@ pub struct StartWrite {
 pub struct StartRead {
     pub command: HostRead,
     /// Where the pieces lie, in the command's order; one shard each.
+    pub sources: Vec<Part>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartSend {
+    pub command: Arc<SendShards>,
+    /// Where the items lie, in the command's order; one shard each.
     pub sources: Vec<Part>,
 }

@@ -33,5 +33,5 @@ mod tests;
 pub use crate::core::{ExecConfig, ExecCore};
 pub use crate::event::{
     BackingKey, ExecEffect, ExecEvent, Form, LoadedProgram, Part, StartArgument, StartCopy, StartCopyItem, StartLaunch, StartRead,
-    StartWrite,
+    StartSend, StartWrite,
 };

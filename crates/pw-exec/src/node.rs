@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pw_types::{GrantSeq, HostRead, RunId, SessionId};
 use smallvec::SmallVec;
 
-use crate::event::{BackingKey, Part, StartCopy, StartCopyItem, StartLaunch, StartWrite};
+use crate::event::{BackingKey, Part, StartCopy, StartCopyItem, StartLaunch, StartSend, StartWrite};
 
 /// Names a node as long as it is not finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +42,7 @@ pub(crate) enum Work {
         command: HostRead,
         sources: Vec<Part>,
     },
+    Send(Arc<StartSend>),
 }
 
 impl Node {
@@ -52,6 +53,7 @@ impl Node {
             Work::Copy(start) => (&[], &start.items),
             Work::Write { .. } => (&[], &[]),
             Work::Read { sources, .. } => (sources, &[]),
+            Work::Send(start) => (&start.sources, &[]),
         };
         parts.iter().copied().chain(items.iter().map(|i| Part { backing: i.backing, first: i.shard, count: 1 }))
     }

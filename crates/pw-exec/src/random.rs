@@ -153,7 +153,13 @@ fn play(seed: u64) {
                 arrays.push((made(0), devices.clone()));
                 let targets = (0..).zip(&devices).map(|(shard, &device)| HostWriteTarget { shard, device, region: None }).collect();
                 let source = HostWriteSource { buffer: Handle(step), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
-                Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards: devices.len() as u32 })
+                Command::HostWrite(HostWrite {
+                    order,
+                    sender: SESSION,
+                    sources: vec![source],
+                    memory_kind: None,
+                    shards: devices.len() as u32,
+                })
             }
             (1, Some((id, from))) => {
                 arrays.push((made(0), devices.clone()));

@@ -14,6 +14,9 @@ pub(crate) struct Script {
 
 pub(crate) const SESSION: SessionId = SessionId(7);
 
+/// Another worker's name.
+pub(crate) const SENDER: SessionId = SessionId(1 << 63);
+
 impl Script {
     pub(crate) fn new(devices: usize) -> Script {
         Script::with_ahead(devices, 32)
@@ -58,7 +61,7 @@ impl Script {
         let source = HostWriteSource { buffer: Handle(buffer), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
         let shards = u32::try_from(devices.len()).unwrap();
         let order = self.order(run);
-        self.command(Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards }))
+        self.command(Command::HostWrite(HostWrite { order, sender: SESSION, sources: vec![source], memory_kind: None, shards }))
     }
 
     /// A host write that is there at once.
@@ -94,6 +97,21 @@ impl Script {
         let pieces = vec![HostReadPiece { source: ShardId { buffer: id(source), shard: 0 }, region: None }];
         let (buffer, dtype) = (Handle(run), DType::F32);
         self.command(Command::HostRead(HostRead { order, buffer, dtype, dims: vec![4], byte_strides: None, pieces }))
+    }
+
+    /// Shard 0 of output 0 of `source` goes to another worker.
+    pub(crate) fn send(&mut self, run: u64, source: u64) -> Vec<String> {
+        let order = self.order(run);
+        let items = vec![SendItem { source: ShardId { buffer: id(source), shard: 0 }, buffer: Handle(run) }];
+        self.command(Command::Send(SendShards { order, address: "b:1".to_owned(), sender: SENDER, items }))
+    }
+
+    /// Shard 0 of one comes from another worker.
+    pub(crate) fn receive(&mut self, run: u64, device: u32) -> Vec<String> {
+        let order = self.order(run);
+        let targets = vec![HostWriteTarget { shard: 0, device, region: None }];
+        let source = HostWriteSource { buffer: Handle(run), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
+        self.command(Command::HostWrite(HostWrite { order, sender: SENDER, sources: vec![source], memory_kind: None, shards: 1 }))
     }
 
     pub(crate) fn free(&mut self, run: u64) -> Vec<String> {
@@ -166,6 +184,9 @@ fn render(effect: &ExecEffect) -> String {
         ExecEffect::Copy(c) => format!("copy r{} to {:?}", c.run, c.items.iter().map(|i| i.device).collect::<Vec<_>>()),
         ExecEffect::Write(w) => format!("write r{}", w.command.order.run),
         ExecEffect::Read(r) => format!("read r{} {}", r.command.order.run, r.sources.iter().map(part).collect::<String>()),
+        ExecEffect::Send(s) => format!("send r{} {}", s.command.order.run, s.sources.iter().map(part).collect::<String>()),
+        ExecEffect::SendFailed { command, status } => format!("send failed r{}: {status}", command.order.run),
+        ExecEffect::StopSend { run } => format!("stop send r{run}"),
         ExecEffect::ReadFailed { buffer, status, .. } => format!("read failed h{buffer}: {status}"),
         ExecEffect::Drop { backing } => format!("drop b{}", backing.0),
         ExecEffect::DropUpload { buffer, .. } => format!("drop upload h{buffer}"),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use pw_types::*;
 
 use crate::ExecEvent;
-use crate::script::{SESSION, Script, id, per_device, program};
+use crate::script::{SENDER, SESSION, Script, id, per_device, program};
 
 const NOTHING: [&str; 0] = [];
 
@@ -281,7 +281,13 @@ fn arguments_are_checked_before_anything_runs() {
     let targets = (0..2).map(|d| HostWriteTarget { shard: d, device: d, region: None }).collect();
     let source = HostWriteSource { buffer: Handle(5), dtype: DType::S32, dims: vec![2, 2], byte_strides: None, targets };
     let order = s.order(14);
-    s.command(Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: Some("pinned_host".to_owned()), shards: 2 }));
+    s.command(Command::HostWrite(HostWrite {
+        order,
+        sender: SESSION,
+        sources: vec![source],
+        memory_kind: Some("pinned_host".to_owned()),
+        shards: 2,
+    }));
     let wrong = s.launch(15, 1, 2, &[14]);
     let text = "wanted f32[4] in memory \"device\" on each device, got s32[2,2] in memory \"pinned_host\"";
     assert_eq!(wrong, [format!("finished r15: InvalidArgument: argument 0 of jit_f: {text}")]);
@@ -361,7 +367,7 @@ fn an_array_may_have_shards_on_other_workers() {
     let target = HostWriteTarget { shard: 1, device: 0, region: None };
     let source = HostWriteSource { buffer: Handle(5), dtype: DType::F32, dims: vec![4], byte_strides: None, targets: vec![target] };
     let order = s.order(10);
-    s.command(Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards: 2 }));
+    s.command(Command::HostWrite(HostWrite { order, sender: SESSION, sources: vec![source], memory_kind: None, shards: 2 }));
     assert_eq!(s.land(5), ["write r10"]);
     s.event(ExecEvent::WriteDone { run: RunId(10), result: Ok(vec![0, 16]) });
     assert_eq!(s.core.bytes_in_use(), [16]);
@@ -386,10 +392,71 @@ fn writes_that_make_no_sense_are_refused() {
         (3, vec![target(0, 0), target(0, 2)], "Internal: shard 0 of 1 is written twice or unknown"),
     ] {
         let order = s.order(run);
-        let write = HostWrite { order, sources: vec![source(targets)], memory_kind: None, shards: 1 };
+        let write = HostWrite { order, sender: SESSION, sources: vec![source(targets)], memory_kind: None, shards: 1 };
         assert_eq!(s.command(Command::HostWrite(write)), [format!("finished r{run}: {expected}")]);
     }
     // Its bytes come nevertheless.
     assert_eq!(s.land(5), ["drop upload h5"]);
     assert_eq!(s.core.counts().1, 0);
+}
+
+#[test]
+fn a_send_starts_when_its_source_is_made_and_a_donation_waits_for_it() {
+    let mut s = Script::new(1);
+    s.program(1, &[0], 0, 1, &[]);
+    s.program(2, &[0], 1, 1, &[0]);
+    s.launch(10, 1, 1, &[]);
+    assert_eq!(s.send(11, 10), NOTHING);
+    assert_eq!(s.launch(12, 2, 1, &[-10]), NOTHING);
+    assert_eq!(s.done(10), ["finished r10", "send r11 b0[0+1]"]);
+    let sent = s.event(ExecEvent::SendDone { run: RunId(11), result: Ok(()) });
+    assert_eq!(sent, ["finished r11", "launch r12 on 0: !b0[0+1] -> b1"]);
+}
+
+#[test]
+fn the_other_worker_hears_of_a_send_that_will_not_be() {
+    let mut s = Script::new(1);
+    s.program(1, &[0], 0, 1, &[]);
+    s.launch(10, 1, 1, &[]);
+    s.send(11, 10);
+    assert_eq!(s.failed(10, "boom"), ["finished r10: Internal: boom", "send failed r11: Internal: boom", "finished r11: Internal: boom"]);
+    assert_eq!(s.send(12, 10), ["send failed r12: Internal: boom", "finished r12: Internal: boom"]);
+    // One that is under way is given up by the shell.
+    s.array(13, &[0]);
+    assert_eq!(s.send(14, 13), ["send r14 b1[0+1]"]);
+    assert_eq!(s.cancel(14), ["stop send r14"]);
+}
+
+#[test]
+fn a_move_that_has_arrived_outlives_its_sender() {
+    let mut s = Script::new(1);
+    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer) };
+    s.event(landed(10));
+    s.event(ExecEvent::SessionDetached { session: SENDER });
+    // The command was slower than the bytes.
+    assert_eq!(s.receive(10, 0), ["write r10"]);
+    let gone = s.receive(11, 0);
+    assert!(gone[0].starts_with("finished r11: Cancelled"), "{gone:?}");
+    // Nobody will ask for this one any more.
+    assert_eq!(s.event(landed(11)), ["drop upload h11"]);
+    s.event(ExecEvent::WriteDone { run: RunId(10), result: Ok(vec![16]) });
+    s.free(10);
+    s.free(11);
+    assert_eq!(s.core.leftovers(), None);
+}
+
+#[test]
+fn a_move_is_received_also_after_its_sender_came_back() {
+    let mut s = Script::new(1);
+    assert_eq!(s.receive(10, 0), NOTHING);
+    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer) };
+    assert_eq!(s.event(landed(10)), ["write r10"]);
+    s.event(ExecEvent::WriteDone { run: RunId(10), result: Ok(vec![16]) });
+    // Its connection goes: what waits fails, what is ordered later may come over a new one.
+    s.receive(11, 0);
+    let gone = s.event(ExecEvent::SessionDetached { session: SENDER });
+    assert!(gone[0].starts_with("finished r11: Cancelled"), "{gone:?}");
+    s.event(ExecEvent::SessionAttached { session: SENDER });
+    assert_eq!(s.receive(12, 0), NOTHING);
+    assert_eq!(s.event(landed(12)), ["write r12"]);
 }

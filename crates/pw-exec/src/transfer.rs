@@ -1,16 +1,16 @@
-//! Copies, host writes and host reads. They start when what they need is there, in grant order among those that can,
+//! Copies, host writes and host reads, and moves between workers: a send here, a host write there. They start when what they need is there, in grant order among those that can,
 //! and hold no place in a device's queue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pw_types::dtype::describe;
-use pw_types::{BufferId, Cause, Code, CopyShards, DType, Dims, Handle, HostRead, HostWrite, Region, RunId, SessionId, Status};
+use pw_types::{BufferId, Cause, Code, CopyShards, DType, Dims, Handle, HostRead, HostWrite, Region, RunId, SendShards, SessionId, Status};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::core::{ExecCore, finished};
-use crate::event::{BackingKey, ExecEffect, Part, StartCopy, StartCopyItem, StartRead, StartWrite};
+use crate::event::{BackingKey, ExecEffect, Part, StartCopy, StartCopyItem, StartRead, StartSend, StartWrite};
 use crate::node::{NodeKey, Work};
 use crate::program::Recent;
 use crate::table::{ELSEWHERE, Inspected, Spec, Specs};
@@ -26,6 +26,9 @@ const SHARDS_MAX: u32 = 1 << 16;
 pub(crate) struct Uploads {
     pub(crate) sessions: FxHashMap<SessionId, BTreeMap<Handle, Upload>>,
     detached: Recent<SessionId>,
+    /// Of each worker that sends here, the last of its buffers that was asked for: they are named in the order in which
+    /// they are asked for, so nobody will ask for an earlier one.
+    asked: FxHashMap<SessionId, Handle>,
 }
 
 #[derive(Debug)]
@@ -41,15 +44,44 @@ pub(crate) enum Upload {
 
 impl Default for Uploads {
     fn default() -> Uploads {
-        Uploads { sessions: FxHashMap::default(), detached: Recent::new(DETACHED_MAX) }
+        Uploads { sessions: FxHashMap::default(), detached: Recent::new(DETACHED_MAX), asked: FxHashMap::default() }
     }
 }
 
 impl Uploads {
+    /// Another worker's buffer whose time is over.
+    fn is_over(&self, sender: SessionId, buffer: Handle) -> bool {
+        self.asked.get(&sender).is_some_and(|&last| buffer <= last)
+    }
+
+    /// The buffers of a move are asked for.
+    fn ask(&mut self, write: &HostWrite) {
+        if write.sender.is_worker()
+            && let Some(last) = write.sources.iter().map(|s| s.buffer).max()
+        {
+            let asked = self.asked.entry(write.sender).or_insert(last);
+            *asked = last.max(*asked);
+        }
+    }
+
+    pub(crate) fn attach(&mut self, session: SessionId) {
+        self.detached.remove(session);
+    }
+
+    fn forget(&mut self, session: SessionId, buffer: Handle) {
+        if let Some(uploads) = self.sessions.get_mut(&session) {
+            uploads.remove(&buffer);
+            if uploads.is_empty() {
+                self.sessions.remove(&session);
+            }
+        }
+    }
+
     /// The write `key` (`None`: never admitted) ended without its bytes: those that are here go, those that come will go.
     pub(crate) fn abandon(&mut self, write: &HostWrite, key: Option<NodeKey>, fx: &mut Vec<ExecEffect>) {
-        let session = write.order.session;
-        let detached = self.detached.contains(session);
+        let session = write.sender;
+        // Nobody will ask for those that come later anyway.
+        let detached = self.detached.contains(session) || session.is_worker();
         let uploads = self.sessions.entry(session).or_default();
         for source in &write.sources {
             let buffer = source.buffer;
@@ -103,6 +135,7 @@ impl ExecCore {
 
     pub(crate) fn arrive_write(&mut self, write: HostWrite, fx: &mut Vec<ExecEffect>) {
         let order = write.order;
+        self.uploads.ask(&write);
         let id = BufferId { run: order.run, output: 0 };
         let shards = match self.write_shards(&write) {
             Ok(shards) => shards,
@@ -119,9 +152,10 @@ impl ExecCore {
             return self.refuse(order, &[output], status, fx);
         }
         let sources: SmallVec<[Handle; 4]> = write.sources.iter().map(|s| s.buffer).collect();
+        let sender = write.sender;
         let start = Arc::new(StartWrite { command: write, output });
         let key = self.admit(order, smallvec![output], Work::Write { start, missing: 0 });
-        let uploads = self.uploads.sessions.entry(order.session).or_default();
+        let uploads = self.uploads.sessions.entry(sender).or_default();
         let mut missing = 0;
         for buffer in sources {
             if !matches!(uploads.get(&buffer), Some(Upload::Landed)) {
@@ -166,7 +200,7 @@ impl ExecCore {
 
     /// An error where some source has failed or can no longer come.
     fn uploads_possible(&self, write: &HostWrite) -> Result<(), Arc<Status>> {
-        let session = write.order.session;
+        let session = write.sender;
         let uploads = self.uploads.sessions.get(&session);
         let twice = |buffer| Arc::new(Status::internal(format!("host buffer {buffer} of session {session} is used twice")));
         for (index, source) in write.sources.iter().enumerate() {
@@ -218,6 +252,21 @@ impl ExecCore {
         Ok(sources)
     }
 
+    pub(crate) fn arrive_send(&mut self, send: SendShards, fx: &mut Vec<ExecEffect>) {
+        let (order, command) = (send.order, Arc::new(send));
+        let sources: Result<Vec<Part>, _> = command.items.iter().map(|i| self.readable(i.source.buffer, i.source.shard)).collect();
+        match sources {
+            Ok(sources) => {
+                let key = self.admit(order, SmallVec::new(), Work::Send(Arc::new(StartSend { command, sources })));
+                self.try_transfer(key, fx);
+            }
+            Err(status) => {
+                fx.push(ExecEffect::SendFailed { command, status: status.clone() });
+                self.refuse(order, &[], status, fx);
+            }
+        }
+    }
+
     /// One shard that a transfer may read: here, not donated, not poisoned.
     fn readable(&self, buffer: BufferId, shard: u32) -> Result<Part, Arc<Status>> {
         let part = self.resolve(buffer, shard, 1)?;
@@ -252,7 +301,7 @@ impl ExecCore {
                 fx.push(ExecEffect::Read(Arc::new(StartRead { command: command.clone(), sources: sources.clone() })));
             }
             Work::Write { start, .. } => {
-                let session = start.command.order.session;
+                let session = start.command.sender;
                 if let Some(uploads) = self.uploads.sessions.get_mut(&session) {
                     start.command.sources.iter().for_each(|s| drop(uploads.remove(&s.buffer)));
                     if uploads.is_empty() {
@@ -261,6 +310,7 @@ impl ExecCore {
                 }
                 fx.push(ExecEffect::Write(start.clone()));
             }
+            Work::Send(start) => fx.push(ExecEffect::Send(start.clone())),
             Work::Launch(_) => unreachable!("launches have queues"),
         }
     }
@@ -268,9 +318,14 @@ impl ExecCore {
     pub(crate) fn on_landed(&mut self, session: SessionId, buffer: Handle, fx: &mut Vec<ExecEffect>) {
         // It is attached again, or this came first.
         self.uploads.detached.remove(session);
+        let over = self.uploads.is_over(session, buffer);
         let uploads = self.uploads.sessions.entry(session).or_default();
         match uploads.insert(buffer, Upload::Landed) {
-            None => {}
+            None if !over => {}
+            None => {
+                self.uploads.forget(session, buffer);
+                fx.push(ExecEffect::DropUpload { session, buffer });
+            }
             Some(Upload::Wanted(key)) => {
                 if let Some(Work::Write { missing, .. }) = self.nodes.get_mut(key).map(|n| &mut n.work) {
                     *missing -= 1;
@@ -288,8 +343,10 @@ impl ExecCore {
 
     pub(crate) fn on_upload_failed(&mut self, session: SessionId, buffer: Handle, status: Status, fx: &mut Vec<ExecEffect>) {
         let status = Arc::new(status);
+        let over = self.uploads.is_over(session, buffer);
         let uploads = self.uploads.sessions.entry(session).or_default();
         match uploads.insert(buffer, Upload::Failed(status.clone())) {
+            None if over => self.uploads.forget(session, buffer),
             None | Some(Upload::Failed(_)) => {}
             Some(Upload::Landed) => fx.push(ExecEffect::DropUpload { session, buffer }),
             Some(Upload::Wanted(key)) => self.fail(key, status, 0, fx),
@@ -297,7 +354,8 @@ impl ExecCore {
         }
     }
 
-    /// What has landed and is wanted by nobody goes; who still waits for bytes of this session fails.
+    /// Who still waits for bytes of this session fails; what has landed and is wanted by nobody goes. What another worker
+    /// has sent will be asked for: the command is on its way.
     pub(crate) fn on_detached(&mut self, session: SessionId, fx: &mut Vec<ExecEffect>) {
         self.uploads.detached.add(session);
         let Some(uploads) = self.uploads.sessions.get(&session) else { return };
@@ -307,6 +365,9 @@ impl ExecCore {
             if self.nodes.get(key).is_some() {
                 self.fail(key, session_ended(session, buffer), 0, fx);
             }
+        }
+        if session.is_worker() {
+            return;
         }
         for (buffer, upload) in self.uploads.sessions.remove(&session).unwrap_or_default() {
             if let Upload::Landed = upload {
@@ -335,7 +396,8 @@ impl ExecCore {
         finished(run, 0, Ok(()), fx);
     }
 
-    pub(crate) fn on_read_done(&mut self, run: RunId, result: Result<(), Arc<Status>>, fx: &mut Vec<ExecEffect>) {
+    /// A read or a send is over.
+    pub(crate) fn on_sent(&mut self, run: RunId, result: Result<(), Arc<Status>>, fx: &mut Vec<ExecEffect>) {
         let Some(key) = self.started(run) else {
             return self.die(format!("run {run} has been read but was not started"), fx);
         };
@@ -375,6 +437,9 @@ fn inside(region: &Region, dims: &[i64]) -> bool {
 }
 
 fn session_ended(session: SessionId, buffer: Handle) -> Arc<Status> {
-    let text = format!("session {session} ended before its host buffer {buffer} had arrived");
+    let text = match session.is_worker() {
+        true => format!("the connection of the worker that sends buffer {buffer} ended before all of it had arrived"),
+        false => format!("session {session} ended before its host buffer {buffer} had arrived"),
+    };
     Arc::new(Status::new(Code::Cancelled, text).with_cause(Cause::Cancelled))
 }

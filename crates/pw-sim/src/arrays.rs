@@ -240,30 +240,62 @@ impl Model {
         if same_memory && target == array.devices && !always {
             return Ok(made);
         }
-        let mut slot = None;
-        for (shard, &device) in array.shards.iter().zip(&devices) {
-            let this = self.one_worker(&[shard.device, device])?;
-            if slot.is_some_and(|s| s != this) {
-                slot = None;
-                break;
-            }
-            slot = Some(this);
-        }
-        // Every pair is looked at before they are compared.
-        for (shard, &device) in array.shards.iter().zip(&devices) {
-            self.one_worker(&[shard.device, device])?;
-        }
-        if slot.is_none() {
-            return Err(Blame::Code(Code::Unimplemented));
-        }
-        let output = self.new_output(kind.as_deref(), array.shards[0].len, &devices);
-        let inputs = backings(array);
-        let node = self.add_node(id, Work::Copy, inputs, devices.clone(), vec![output]);
-        let physical = kind.unwrap_or_else(|| "device".to_owned());
-        for (shard, device) in made.shards.iter_mut().zip(devices) {
-            *shard = Shard { node, output: 0, token: shard.token, len: shard.len, kind: physical.clone(), device };
-        }
+        let wanted: Vec<(Shard, usize)> = array.shards.iter().cloned().zip(devices).collect();
+        made.shards = self.relocate(id, &wanted, kind)?;
         Ok(made)
+    }
+
+    /// A copy of each shard on a device: one node per pair of workers.
+    fn relocate(&mut self, id: SessionId, wanted: &[(Shard, usize)], kind: Option<String>) -> Resolved<Vec<Shard>> {
+        let leg_of = |model: &Model, shard: &Shard, device: usize| (model.order.slot_of(shard.device), model.order.slot_of(device));
+        let mut legs: Vec<(HostSlot, HostSlot)> = Vec::new();
+        for (shard, device) in wanted {
+            let leg = leg_of(self, shard, *device);
+            if !legs.contains(&leg) {
+                self.alive(leg.0)?;
+                self.alive(leg.1)?;
+                legs.push(leg);
+            }
+        }
+        let physical = kind.clone().unwrap_or_else(|| "device".to_owned());
+        let mut placed: Vec<Option<Shard>> = vec![None; wanted.len()];
+        for leg in legs {
+            let places: Vec<usize> = (0..wanted.len()).filter(|&p| leg_of(self, &wanted[p].0, wanted[p].1) == leg).collect();
+            let devices: Vec<usize> = places.iter().map(|&p| wanted[p].1).collect();
+            let output = self.new_output(kind.as_deref(), wanted[places[0]].0.len, &devices);
+            let mut inputs: Vec<(usize, u32)> = places.iter().map(|&p| (wanted[p].0.node, wanted[p].0.output)).collect();
+            inputs.dedup();
+            let mut taking_part = devices.clone();
+            let work = if leg.0 == leg.1 {
+                Work::Copy
+            } else {
+                taking_part.extend(places.iter().map(|&p| wanted[p].0.device));
+                Work::Move { from: leg.0 }
+            };
+            let node = self.add_node(id, work, inputs, taking_part, vec![output]);
+            for (&place, device) in places.iter().zip(devices) {
+                let Shard { token, len, .. } = wanted[place].0;
+                placed[place] = Some(Shard { node, output: 0, token, len, kind: physical.clone(), device });
+            }
+        }
+        Ok(placed.into_iter().flatten().collect())
+    }
+
+    /// Pieces of other workers come into host memory where the first piece is.
+    pub(crate) fn gather(&mut self, id: SessionId, plan: &mut Read) {
+        let first = plan.devices[0];
+        let to = self.order.slot_of(first);
+        let far: Vec<usize> = (0..plan.devices.len()).filter(|&p| self.order.slot_of(plan.devices[p]) != to).collect();
+        let shard = |p: usize| {
+            let ((node, output), token, len) = (plan.shards[p], plan.pieces[p].1, plan.lens[p]);
+            (Shard { node, output, token, len, kind: String::new(), device: plan.devices[p] }, first)
+        };
+        let wanted: Vec<(Shard, usize)> = far.iter().map(|&p| shard(p)).collect();
+        let moved = self.relocate(id, &wanted, Some("pinned_host".to_owned())).unwrap_or_default();
+        for (&place, shard) in far.iter().zip(&moved) {
+            plan.shards[place] = (shard.node, shard.output);
+            plan.devices[place] = shard.device;
+        }
     }
 
     fn copy_to_host(&mut self, id: SessionId, handle: Handle, buffer: Handle) -> Ask {
@@ -298,9 +330,10 @@ impl Model {
                 plan.pieces.push((start, shard.token));
                 plan.shards.push((shard.node, shard.output));
                 plan.devices.push(shard.device);
+                plan.lens.push(shard.len);
             }
         }
-        self.one_worker(&plan.devices)?;
+        plan.devices.iter().try_for_each(|&d| self.alive(self.order.slot_of(d)))?;
         Ok(plan)
     }
 }

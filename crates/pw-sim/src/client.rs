@@ -335,7 +335,7 @@ impl Client {
         let count = arrays[0].devices.len();
         let devices = match rng.below(10) {
             0..=2 => Vec::new(),
-            3..=8 => {
+            3..=6 => {
                 let slot = self.devices[arrays[0].devices[0].0 as usize].slot;
                 let mut local: Vec<VirtualDeviceId> =
                     (0..self.devices.len()).filter(|&d| self.devices[d].slot == slot).map(|d| VirtualDeviceId(d as u32)).collect();

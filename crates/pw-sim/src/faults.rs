@@ -81,7 +81,9 @@ impl Model {
             return violation(Invariant::A9Answers, format!("{name} is answered, but nothing was done for it"));
         };
         let done = |(slot, _): &(HostSlot, Incarnation)| node.truth.get(slot).is_some_and(|r| r.is_ok());
-        if !node.hosts.is_empty() && node.hosts.iter().all(done) {
+        // What the receiver of a move has, it has.
+        let makes = |(slot, _): &&(HostSlot, Incarnation)| !matches!(node.work, Work::Move { from } if from == *slot);
+        if !node.hosts.is_empty() && node.hosts.iter().filter(makes).all(done) {
             return Ok(());
         }
         let text = format!("{name} is answered, but run {} is {:?} with {:?} on {:?}", node.run, node.state, node.truth, node.hosts);
@@ -146,6 +148,11 @@ impl Model {
             }
             Work::Read { bad } => *bad && status.code == Code::InvalidArgument,
             Work::Copy => false,
+            // One end hears from the controller, or from the connection, that the other has failed or is gone.
+            Work::Move { .. } => {
+                let failed = node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.killed.contains(h));
+                status.code == Code::Cancelled && failed
+            }
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Summary {
     pub grants: u64,
     pub launches: u64,
     pub fetches: u64,
+    /// Buffers sent from worker to worker.
+    pub moves: u64,
     /// Runs that failed by themselves.
     pub faults: u64,
     /// Runs that found no memory.
@@ -98,6 +100,7 @@ impl Summary {
         self.grants += other.grants;
         self.launches += other.launches;
         self.fetches += other.fetches;
+        self.moves += other.moves;
         self.faults += other.faults;
         self.exhausted += other.exhausted;
         self.pauses += other.pauses;
@@ -113,7 +116,7 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} requests ({} errors), {} nodes, {} grants, {} launches, {} fetches, {} faults, {} out of memory, {} pauses, \
+            "{} requests ({} errors), {} nodes, {} grants, {} launches, {} fetches, {} moves, {} faults, {} out of memory, {} pauses, \
              {} workers killed, {} clients vanished, {} turns, {} frames, {} ms simulated",
             self.requests,
             self.errors,
@@ -121,6 +124,7 @@ impl fmt::Display for Summary {
             self.grants,
             self.launches,
             self.fetches,
+            self.moves,
             self.faults,
             self.exhausted,
             self.pauses,

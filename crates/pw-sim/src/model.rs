@@ -50,6 +50,10 @@ pub(crate) enum Work {
         buffers: Vec<Handle>,
     },
     Copy,
+    /// From one worker to another.
+    Move {
+        from: HostSlot,
+    },
     Read {
         /// A shard is not what the array's labels say.
         bad: bool,
@@ -187,6 +191,8 @@ pub(crate) struct Read {
     pub(crate) pieces: Vec<(Option<i64>, u64)>,
     pub(crate) shards: Vec<(usize, u32)>,
     pub(crate) devices: Vec<usize>,
+    /// Elements of each piece.
+    pub(crate) lens: Vec<i64>,
     pub(crate) node: Option<usize>,
     pub(crate) bad: bool,
 }
@@ -205,6 +211,8 @@ pub(crate) struct Model {
     /// Host buffers whose stream broke off.
     pub(crate) broken: BTreeMap<(SessionId, Handle), Status>,
     pub(crate) order: crate::order::Order,
+    /// Lives of workers that really are over.
+    pub(crate) killed: BTreeSet<(HostSlot, Incarnation)>,
     /// Fetches that were answered and whose bytes are awaited.
     pub(crate) fetches: BTreeMap<(SessionId, Handle), Read>,
 }
@@ -224,6 +232,7 @@ impl Model {
             by_key: BTreeMap::new(),
             broken: BTreeMap::new(),
             order,
+            killed: BTreeSet::new(),
             fetches: BTreeMap::new(),
         }
     }

@@ -120,6 +120,7 @@ pub(crate) fn consumed(command: &Command) -> Vec<BufferId> {
         Command::Launch(launch) => launch.arguments.iter().flat_map(|a| a.segments.iter().map(|s| s.buffer)).collect(),
         Command::Copy(copy) => copy.items.iter().map(|i| i.source.buffer).collect(),
         Command::HostRead(read) => read.pieces.iter().map(|p| p.source.buffer).collect(),
+        Command::Send(send) => send.items.iter().map(|i| i.source.buffer).collect(),
         _ => Vec::new(),
     }
 }
@@ -257,6 +258,9 @@ impl Model {
     /// What the node makes on this host is counted from here on.
     fn reserve(&mut self, index: usize, slot: HostSlot, command: &Command) -> Check {
         let node = &self.nodes[index];
+        if matches!(node.work, Work::Move { from } if from == slot) {
+            return Ok(());
+        }
         let (mut temporaries, mut reused) = (0, 0);
         if let Command::Launch(launch) = command {
             temporaries = self.compiled.get(&launch.executable).map_or(0, |c| self.programs[c.program].temporaries);
@@ -311,6 +315,7 @@ impl Model {
         let node = &self.nodes[self.node(run)?];
         let broken = match &node.work {
             Work::Upload { buffers } => buffers.iter().any(|&b| self.broken.contains_key(&(node.session, b))),
+            Work::Move { .. } => node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.order.lost.contains(h)),
             _ => false,
         };
         if broken || self.closed.contains(&node.session) {

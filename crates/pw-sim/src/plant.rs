@@ -257,6 +257,7 @@ fn set_order(effect: &mut Effect, (seq, previous): (GrantSeq, GrantSeq)) {
         Command::Copy(c) => &mut c.order,
         Command::HostWrite(c) => &mut c.order,
         Command::HostRead(c) => &mut c.order,
+        Command::Send(c) => &mut c.order,
         _ => return,
     };
     (order.seq, order.previous) = (seq, previous);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use pw_exec::{
-    BackingKey, ExecConfig, ExecCore, ExecEffect, ExecEvent, Form, LoadedProgram, StartCopy, StartLaunch, StartRead, StartWrite,
+    BackingKey, ExecConfig, ExecCore, ExecEffect, ExecEvent, Form, LoadedProgram, StartCopy, StartLaunch, StartRead, StartSend, StartWrite,
 };
 use pw_types::*;
 
@@ -35,8 +35,19 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) notes: Vec<(u64, Note)>,
     /// What it offers to the edge.
     pub(crate) offers: Vec<Offer>,
+    /// What it sends to other workers.
+    pub(crate) moves: Vec<Moved>,
     /// Reports of this turn.
     pub(crate) reports: Vec<Report>,
+}
+
+/// A buffer on its way to the worker at an address, or why it does not come.
+#[derive(Debug)]
+pub(crate) struct Moved {
+    pub(crate) address: String,
+    pub(crate) sender: SessionId,
+    pub(crate) buffer: Handle,
+    pub(crate) content: Result<u64, Status>,
 }
 
 /// Bytes of a fetch, or why there are none.
@@ -104,6 +115,7 @@ enum Transfer {
     Copy { start: Arc<StartCopy>, sources: Vec<usize>, outputs: Vec<usize> },
     Write { start: Arc<StartWrite>, contents: Vec<u64>, outputs: Vec<usize> },
     Read { start: Arc<StartRead>, sources: Vec<usize> },
+    Send { start: Arc<StartSend>, sources: Vec<usize> },
 }
 
 pub(crate) struct Worker {
@@ -218,7 +230,7 @@ impl Worker {
                 self.transfer(Transfer::Copy { start, sources, outputs }, around)
             }
             ExecEffect::Write(start) => {
-                let session = start.command.order.session;
+                let session = start.command.sender;
                 let mut contents = Vec::new();
                 for source in &start.command.sources {
                     match self.uploads.remove(&(session, source.buffer)) {
@@ -233,6 +245,16 @@ impl Worker {
                 let sources = start.sources.iter().map(|s| self.source(s.backing, s.first)).collect::<Check<Vec<_>>>()?;
                 self.transfer(Transfer::Read { start, sources }, around)
             }
+            ExecEffect::Send(start) => {
+                let sources = start.sources.iter().map(|s| self.source(s.backing, s.first)).collect::<Check<Vec<_>>>()?;
+                self.transfer(Transfer::Send { start, sources }, around)
+            }
+            ExecEffect::SendFailed { command, status } => {
+                send(&command, around, |_| Err(Status::clone(&status)));
+                Ok(())
+            }
+            // What is under way here ends by itself, and nobody waits for it.
+            ExecEffect::StopSend { .. } => Ok(()),
             ExecEffect::ReadFailed { session, buffer, status } => {
                 around.offers.push(Offer { session, buffer, result: Err((*status).clone()) });
                 Ok(())
@@ -510,6 +532,7 @@ impl Worker {
             Transfer::Copy { start, .. } => start.run,
             Transfer::Write { start, .. } => start.command.order.run,
             Transfer::Read { start, .. } => start.command.order.run,
+            Transfer::Send { start, .. } => start.command.order.run,
         };
         let mut failed = None;
         if around.rng.per_mille(6) {
@@ -541,6 +564,14 @@ impl Worker {
                 let (session, buffer) = (start.command.order.session, start.command.buffer);
                 around.offers.push(Offer { session, buffer, result });
                 ExecEvent::ReadDone { run, result: failed.map_or(Ok(()), Err) }
+            }
+            Transfer::Send { start, sources } => {
+                let tokens = self.read(&sources)?;
+                send(&start.command, around, |item| match &failed {
+                    None => Ok(tokens[item]),
+                    Some(status) => Err(Status::clone(status)),
+                });
+                ExecEvent::SendDone { run, result: failed.map_or(Ok(()), Err) }
             }
         };
         self.inbox.push(event);
@@ -620,6 +651,15 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+fn send(command: &SendShards, around: &mut Surroundings, content: impl Fn(usize) -> Result<u64, Status>) {
+    let SendShards { address, sender, items, .. } = command;
+    let moved = |(index, item): (usize, &SendItem)| {
+        let (address, content) = (address.clone(), content(index));
+        Moved { address, sender: *sender, buffer: item.buffer, content }
+    };
+    around.moves.extend(items.iter().enumerate().map(moved));
 }
 
 /// Tokens and sizes of the shards of an upload; `None` and 0 for those of other workers.

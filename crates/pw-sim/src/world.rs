@@ -17,7 +17,7 @@ use crate::order::{Order, WindowRule};
 use crate::plant::{Plant, Planter};
 use crate::program::{Program, Programs};
 use crate::rng::{Digest, Rng};
-use crate::worker::{Note, Offer, Surroundings, Worker};
+use crate::worker::{Moved, Note, Offer, Surroundings, Worker};
 use crate::{Options, Summary};
 
 /// Lines of history that are kept.
@@ -400,7 +400,7 @@ impl World {
             build: String::new(),
             platform_name: "fake".to_owned(),
             platform_version: "1".to_owned(),
-            data_address: format!("host{slot}:1"),
+            data_address: data_address(slot as u32, incarnation),
             island: 0,
             devices: vec![device; self.devices],
             test_targets: Vec::new(),
@@ -415,6 +415,12 @@ impl World {
         self.summary.killed += 1;
         self.summary.launches += worker.launches;
         let incarnation = worker.incarnation;
+        self.model.killed.insert((slot, incarnation));
+        // Its connections to the others end behind what it has sent.
+        for other in (0..self.connections.len()).filter(|&other| other != slot.0 as usize) {
+            let life = self.connections[other].incarnation;
+            self.data(HostSlot(other as u32), life, Data::Detach(SessionId::of_worker(incarnation)));
+        }
         // The last frames may still come, or not; the loss is noticed behind them.
         if self.rng.per_mille(500) {
             self.connections[slot.0 as usize].incarnation = Incarnation(0);
@@ -434,20 +440,34 @@ impl World {
         if worker.incarnation != incarnation {
             return Ok(());
         }
-        let mut around =
-            Surroundings { rng: &mut self.rng, model: &mut self.model, notes: Vec::new(), offers: Vec::new(), reports: Vec::new() };
+        let mut around = Surroundings {
+            rng: &mut self.rng,
+            model: &mut self.model,
+            notes: Vec::new(),
+            offers: Vec::new(),
+            moves: Vec::new(),
+            reports: Vec::new(),
+        };
         act(worker, &mut around)?;
-        let Surroundings { notes, offers, mut reports, .. } = around;
+        let Surroundings { notes, offers, moves, mut reports, .. } = around;
         for (delay, note) in notes {
             self.agenda.after(delay, Action::Worker(slot, incarnation, note));
         }
         self.planter.reports(&mut reports, &self.model);
         let (seq, ack) = (worker.sent + 1, worker.received);
+        let mut sent = Vec::new();
         let connection = &mut self.connections[slot.0 as usize];
         for offer in offers {
             let at = connection.offers.arrival(self.agenda.now, &mut self.rng);
             self.agenda.at(at, Action::Offer(offer));
         }
+        for Moved { address, sender, buffer, content } in moves {
+            let to = (0..).zip(&self.connections).find(|(slot, c)| data_address(*slot, c.incarnation) == address);
+            if let Some((slot, incarnation)) = to.map(|(slot, c)| (HostSlot(slot), c.incarnation)) {
+                sent.push((slot, incarnation, Data::Put { session: sender, buffer, content }));
+            }
+        }
+        let connection = &mut self.connections[slot.0 as usize];
         if !reports.is_empty() {
             worker.sent = seq;
             let at = connection.reports.arrival(self.agenda.now, &mut self.rng);
@@ -455,6 +475,10 @@ impl World {
             let bytes = frame.to_bytes();
             self.say(|| format!("worker {slot} sends {:?}", frame.reports));
             self.agenda.at(at, Action::FromWorker(slot, incarnation, bytes));
+        }
+        for (slot, incarnation, data) in sent {
+            self.summary.moves += 1;
+            self.data(slot, incarnation, data);
         }
         Ok(())
     }
@@ -633,11 +657,17 @@ impl World {
         }
         let Some(ask) = self.model.asks.get_mut(&(session, op)) else { return };
         let Then::Fetch { plan, .. } = &mut ask.then else { return };
+        let mut plan = std::mem::take(plan);
+        self.model.gather(session, &mut plan);
         let index = self.model.nodes.len();
         plan.node = Some(index);
-        ask.blames.push(crate::model::Blame::Node(index));
         let (inputs, devices, bad) = (plan.shards.clone(), plan.devices.clone(), plan.bad);
         self.model.add_node(session, Work::Read { bad }, inputs, devices, Vec::new());
+        let ask = self.model.asks.get_mut(&(session, op)).expect("just seen");
+        ask.blames.push(crate::model::Blame::Node(index));
+        if let Then::Fetch { plan: place, .. } = &mut ask.then {
+            *place = plan;
+        }
     }
 
     fn at_edge(&mut self, message: ToEdge) -> Check {
@@ -692,6 +722,10 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn data_address(slot: u32, incarnation: Incarnation) -> String {
+    format!("host{slot}:{incarnation}")
 }
 
 /// The window that the checker keeps, and the configuration of the core; the same, unless that bug is planted.

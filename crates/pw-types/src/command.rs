@@ -22,6 +22,7 @@ pub enum Command {
     Copy(CopyShards),
     HostWrite(HostWrite),
     HostRead(HostRead),
+    Send(SendShards),
     /// Drop these backings behind their last use.
     Free {
         buffers: Vec<BufferId>,
@@ -104,6 +105,8 @@ pub struct CopyItem {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostWrite {
     pub order: NodeOrder,
+    /// Whose host buffers the sources are: the client's session, or the sender's name in a move between workers.
+    pub sender: SessionId,
     pub sources: Vec<HostWriteSource>,
     pub memory_kind: Option<String>,
     /// Number of shards of the output.
@@ -112,7 +115,7 @@ pub struct HostWrite {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostWriteSource {
-    /// Key of the bytes on the data plane, together with the session.
+    /// Key of the bytes on the data plane, together with the sender.
     pub buffer: Handle,
     pub dtype: DType,
     pub dims: Dims,
@@ -154,6 +157,24 @@ pub struct HostReadPiece {
     pub region: Option<Region>,
 }
 
+/// Sends shards to another worker, where a [`HostWrite`] of the same run awaits them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SendShards {
+    pub order: NodeOrder,
+    /// The data plane of the other worker, `HOST:PORT`.
+    pub address: String,
+    /// This worker's name there: see [`HostWrite::sender`].
+    pub sender: SessionId,
+    pub items: Vec<SendItem>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendItem {
+    pub source: ShardId,
+    /// Key of the bytes on the data plane, together with the sender.
+    pub buffer: Handle,
+}
+
 impl Command {
     /// The order of commands that are nodes; `None` for the others.
     pub fn order(&self) -> Option<NodeOrder> {
@@ -162,6 +183,7 @@ impl Command {
             Command::Copy(c) => Some(c.order),
             Command::HostWrite(c) => Some(c.order),
             Command::HostRead(c) => Some(c.order),
+            Command::Send(c) => Some(c.order),
             _ => None,
         }
     }

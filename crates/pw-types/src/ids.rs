@@ -12,7 +12,8 @@ macro_rules! ids {
 }
 
 ids! {
-    /// One client stream and its handles. A random 64 bit number made by the edge.
+    /// One client stream and its handles: a random number made by the edge. Workers have such names where they send to
+    /// other workers.
     SessionId(u64);
     /// A client's name of an array, executable, future or host buffer. 0 is "none".
     Handle(u64);
@@ -73,3 +74,22 @@ pub const FIRST_SERVER_HANDLE: u64 = 1 << 48;
 
 /// On the data plane, names at or above this number are calls of host callbacks, below it host buffers.
 pub const FIRST_CALL_HANDLE: u64 = 1 << 63;
+
+/// Set in the names that workers have on the data planes of others, clear in the ids of client sessions.
+const WORKER_BIT: u64 = 1 << 63;
+
+impl SessionId {
+    /// What a life of a worker is called where it sends to other workers.
+    pub fn of_worker(incarnation: Incarnation) -> SessionId {
+        SessionId(incarnation.0 | WORKER_BIT)
+    }
+
+    /// The id of a client session, out of a random number.
+    pub fn of_client(random: u64) -> SessionId {
+        SessionId(random & !WORKER_BIT)
+    }
+
+    pub fn is_worker(self) -> bool {
+        self.0 & WORKER_BIT != 0
+    }
+}

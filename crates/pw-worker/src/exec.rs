@@ -14,9 +14,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::convert;
 use crate::device::{Clock, DeviceJob, Program};
 use crate::launch::{self, LaunchJob};
+use crate::peers::Peers;
 use crate::programs::LoadJob;
 use crate::store::Store;
-use crate::transfer::{TransferJob, Transfers};
+use crate::transfer::{self, TransferJob, Transfers};
 
 /// Messages of one turn; reports leave between turns.
 const TURN_MAX: usize = 256;
@@ -64,6 +65,7 @@ pub(crate) struct Outlets {
     pub(crate) devices: Vec<Sender<DeviceJob>>,
     pub(crate) clock: Arc<Clock>,
     pub(crate) transfers: Transfers,
+    pub(crate) peers: Peers,
     pub(crate) uploads: Sender<TransferJob>,
     pub(crate) copies: Sender<TransferJob>,
     pub(crate) compiles: Sender<CompileCommand>,
@@ -171,6 +173,13 @@ impl Exec {
             }
             ExecEffect::Write(start) => self.write(start),
             ExecEffect::Read(start) => self.read(start),
+            ExecEffect::Send(start) => {
+                let sources: Vec<_> = start.sources.iter().map(|part| (self.store.get(part.backing), part.first)).collect();
+                let bytes = sources.iter().map(|(stored, shard)| transfer::shard_bytes(stored, *shard)).collect();
+                self.outlets.peers.send(&start, bytes);
+            }
+            ExecEffect::SendFailed { command, status } => self.outlets.peers.fail(command, status),
+            ExecEffect::StopSend { run } => self.outlets.peers.stop(run),
             ExecEffect::ReadFailed { session, buffer, status } => {
                 self.outlets.transfers.data.offer_failed(session, buffer, Status::clone(&status));
             }
@@ -244,7 +253,7 @@ impl Exec {
     }
 
     fn write(&mut self, start: Arc<StartWrite>) {
-        let session = start.command.order.session;
+        let session = start.command.sender;
         let blocks: Option<Vec<AlignedBlock>> =
             start.command.sources.iter().map(|source| self.blocks.remove(&(session, source.buffer))).collect();
         let Some(blocks) = blocks else {

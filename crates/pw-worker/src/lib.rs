@@ -19,6 +19,7 @@ mod gang;
 mod host_callback;
 mod launch;
 mod options;
+mod peers;
 mod per_device;
 mod programs;
 mod sink;

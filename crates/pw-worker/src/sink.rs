@@ -75,6 +75,10 @@ impl UploadSink for Sink {
         self.exec.send(Message::Event(ExecEvent::UploadFailed { session, buffer, status }));
     }
 
+    fn attached(&self, session: SessionId) {
+        self.exec.send(Message::Event(ExecEvent::SessionAttached { session }));
+    }
+
     fn detached(&self, session: SessionId) {
         self.calls.detached(session);
         self.exec.send(Message::Event(ExecEvent::SessionDetached { session }));

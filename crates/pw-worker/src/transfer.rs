@@ -215,6 +215,20 @@ impl DownloadSource for Assembled {
     }
 }
 
+/// Bytes of one whole shard, dense: where they lie, if the plugin shows them.
+pub(crate) fn shard_bytes(stored: &Arc<Stored>, shard: u32) -> Result<Arc<dyn DownloadSource>, Arc<Status>> {
+    let buffer = stored.get(shard)?;
+    let guard = stored.view(shard);
+    match buffer.host_view().map_err(|e| failed("move", e))? {
+        Some(view) => Ok(Arc::new(Viewed { view, _guard: guard })),
+        None => {
+            let mut block = AlignedBlock::zeroed(buffer.host_size().map_err(|e| failed("move", e))?);
+            buffer.to_host(&mut block).map_err(|e| failed("move", e))?;
+            Ok(Arc::new(Assembled(block)))
+        }
+    }
+}
+
 fn read(start: &StartRead, sources: &[Arc<Stored>]) -> Result<Arc<dyn DownloadSource>, Arc<Status>> {
     let command = &start.command;
     if let ([Part { first, .. }], [stored], true) = (&start.sources[..], sources, is_whole(command)) {

@@ -24,6 +24,7 @@ use crate::device::Clock;
 use crate::error::WorkerError;
 use crate::exec::{Exec, ExecSender, Message, Outlets};
 use crate::host_callback::{Callbacks, Calls};
+use crate::peers::Peers;
 use crate::sink::Sink;
 use crate::stream::{Link, Stream};
 use crate::transfer::Transfers;
@@ -193,7 +194,8 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
     let default_memory_kinds = client.devices().iter().map(|d| d.default_memory_kind.clone()).collect();
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
     let (reports, reports_out) = unbounded_channel();
-    let outlets = Outlets { devices, clock, transfers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
+    let peers = Peers::new(config.token.clone(), exec.clone());
+    let outlets = Outlets { devices, clock, transfers, peers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
     spawn("exec".to_owned(), Box::new(move || Exec::new(core, outlets).serve(&messages)))?;
     let link = Link { exec: exec.clone(), reports: reports_out, fatal: fatal_out };
     Ok((link, Ending { child, exec }))

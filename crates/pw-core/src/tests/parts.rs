@@ -3,7 +3,7 @@
 use super::*;
 
 /// Two workers with one device each, and an array with a part of 32 bytes on each.
-fn two_workers() -> (World, RunId) {
+pub(super) fn two_workers() -> (World, RunId) {
     let mut w = World::new(1, Some(64));
     let info = worker(1, Some(64));
     w.turn([Event::WorkerHello { connection: 2, incarnation: Incarnation(2), wanted_slot: None, info }]);
@@ -12,12 +12,12 @@ fn two_workers() -> (World, RunId) {
     (w, run)
 }
 
-fn finished(slot: u32, run: RunId, result: Result<(), Status>) -> Event {
+pub(super) fn finished(slot: u32, run: RunId, result: Result<(), Status>) -> Event {
     let report = Report::Finished { run, device_ns: 0, result };
     Event::Report { slot: HostSlot(slot), incarnation: Incarnation(u64::from(slot) + 1), report }
 }
 
-fn reserved(w: &mut World) -> [u64; 2] {
+pub(super) fn reserved(w: &mut World) -> [u64; 2] {
     w.turn([Event::StatusQuery { query: 1 }]);
     let Effect::Status { report, .. } = &w.fx[0] else { panic!("{:?}", w.fx) };
     [report.workers[0].bytes_reserved[0], report.workers[1].bytes_reserved[0]]

@@ -48,6 +48,8 @@ pub trait UploadSink: Send + Sync + 'static {
     fn landed(&self, session: SessionId, buffer: Handle, target: Box<dyn UploadTarget>);
     /// Given up by the edge, or its connection is gone. May be the first that is heard of this upload.
     fn failed(&self, session: SessionId, buffer: Handle, status: Status);
+    /// The edge, or another worker, has come with this session.
+    fn attached(&self, _session: SessionId) {}
     /// The edge has left this session; what was under way has failed before.
     fn detached(&self, session: SessionId);
 }

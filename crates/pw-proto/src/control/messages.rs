@@ -19,7 +19,9 @@ messages! {
     CopyShards = pb::CopyShards { order, items, memory_kind }
     HostWriteTarget = pb::HostWriteTarget { shard, device, region }
     HostWriteSource = pb::HostWriteSource { buffer, dtype, dims, byte_strides, targets }
-    HostWrite = pb::HostWrite { order, sources, memory_kind, shards }
+    HostWrite = pb::HostWrite { order, sender, sources, memory_kind, shards }
+    SendItem = pb::SendItem { source, buffer }
+    SendShards = pb::SendShards { order, address, sender, items }
     HostReadPiece = pb::HostReadPiece { source, region }
     HostRead = pb::HostRead { order, buffer, dtype, dims, byte_strides, pieces }
 
@@ -50,7 +52,7 @@ result!(CompiledProgram, pb::CompiledProgramResult, pb::compiled_program_result:
 
 union! {
     Command = pb::Command, kind: pb::command::Kind {
-        one [Compile, Launch, Copy, HostWrite, HostRead]
+        one [Compile, Launch, Copy, HostWrite, HostRead, Send]
         fields [
             Load = pb::command::Load { executable, fingerprint },
             Unload = pb::command::Unload { executable },

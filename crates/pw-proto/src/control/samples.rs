@@ -146,6 +146,8 @@ pub(super) fn commands() -> Vec<Command> {
         launch_id: -1,
     };
     let copy = CopyShards { order: order(), items: vec![CopyItem { source: shard(0), device: 3 }], memory_kind: Some("device".into()) };
+    let items = vec![SendItem { source: shard(3), buffer: Handle(u64::MAX) }];
+    let send = SendShards { order: order(), address: "host:1".into(), sender: SessionId(9), items };
     vec![
         Command::Compile(compile),
         Command::Load { executable: ExecutableId(1), fingerprint: Bytes::from_static(b"f") },
@@ -153,7 +155,8 @@ pub(super) fn commands() -> Vec<Command> {
         Command::Launch(launch),
         Command::Copy(copy.clone()),
         Command::Copy(CopyShards { memory_kind: None, ..copy }),
-        Command::HostWrite(HostWrite { order: order(), sources: vec![write], memory_kind: None, shards: 2 }),
+        Command::HostWrite(HostWrite { order: order(), sender: SESSION, sources: vec![write], memory_kind: None, shards: 2 }),
+        Command::Send(send),
         Command::HostRead(read.clone()),
         Command::HostRead(HostRead { byte_strides: None, ..read }),
         Command::Free { buffers: vec![BufferId { run: RunId(1), output: 0 }, BufferId { run: RunId(0), output: 1 }] },

@@ -234,7 +234,7 @@ async fn uploads(c: &mut Controller) {
         let order = c.order();
         let targets = vec![HostWriteTarget { shard: 0, device: 0, region: None }];
         let source = HostWriteSource { buffer: Handle(buffer), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
-        (order.run, Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards: 1 }))
+        (order.run, Command::HostWrite(HostWrite { order, sender: order.session, sources: vec![source], memory_kind: None, shards: 1 }))
     };
     let (short, command) = write(1 << 41);
     let (never, second) = write(1 << 42);

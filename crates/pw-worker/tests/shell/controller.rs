@@ -153,7 +153,8 @@ impl Controller {
         let shards = targets.len() as u32;
         let targets = (0..).zip(targets).map(|(shard, (device, region))| HostWriteTarget { shard, device, region }).collect();
         let source = HostWriteSource { buffer, dtype: DType::F32, dims: dims.to_vec(), byte_strides: None, targets };
-        self.send(vec![Command::HostWrite(HostWrite { order, sources: vec![source], memory_kind: None, shards })]).await;
+        self.send(vec![Command::HostWrite(HostWrite { order, sender: order.session, sources: vec![source], memory_kind: None, shards })])
+            .await;
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.edge.put_begin(SESSION, buffer, bytes.len() as u64).await.expect("begun");
         if !bytes.is_empty() {

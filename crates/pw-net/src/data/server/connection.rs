@@ -127,7 +127,10 @@ impl Uploads<'_> {
                 read.read_exact(&mut status).await.map_err(End::Io)?;
                 self.abort(key, decode_status(status.into()));
             }
-            Kind::Attach => self.shared.attach(header.session, self.connection),
+            Kind::Attach => {
+                self.shared.attach(header.session, self.connection);
+                self.sink.attached(header.session);
+            }
             Kind::Detach => self.detach(header.session),
             Kind::Pull => {
                 let outbox = &self.connection.outbox;

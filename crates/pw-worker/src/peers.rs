@@ -1,0 +1,168 @@
+//! Moves to other workers: shards go from where they lie in memory over the other's data plane, worker to worker.
+//!
+//! One connection per worker, dialed when it is first needed and again when it is gone. A send ends when all its bytes
+//! are in the hands of the connection; each part of a buffer is held until the socket has it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use pw_exec::{ExecEvent, StartSend};
+use pw_net::NetError;
+use pw_net::data::{DataClient, DownloadSink, DownloadSource};
+use pw_types::{Cause, Code, Handle, RunId, SendShards, SessionId, Status};
+use rustc_hash::FxHashMap;
+use tokio::sync::OnceCell;
+use tokio::task::AbortHandle;
+
+use crate::exec::{ExecSender, Message};
+
+/// Connections by address; a cell is filled by the first who needs it.
+type Connections = Mutex<FxHashMap<String, Arc<OnceCell<DataClient>>>>;
+
+#[derive(Clone)]
+pub(crate) struct Peers {
+    shared: Arc<Shared>,
+    runtime: tokio::runtime::Handle,
+}
+
+struct Shared {
+    token: String,
+    exec: ExecSender,
+    connections: Connections,
+    /// Sends under way.
+    running: Mutex<FxHashMap<RunId, AbortHandle>>,
+}
+
+impl Peers {
+    /// Must be called within a runtime, which carries the connections.
+    pub(crate) fn new(token: String, exec: ExecSender) -> Peers {
+        let shared = Shared { token, exec, connections: Mutex::default(), running: Mutex::default() };
+        Peers { shared: Arc::new(shared), runtime: tokio::runtime::Handle::current() }
+    }
+
+    /// Sends these bytes, one source per item, and tells the exec thread how it ended.
+    pub(crate) fn send(&self, start: &StartSend, sources: Result<Vec<Arc<dyn DownloadSource>>, Arc<Status>>) {
+        let (shared, command) = (self.shared.clone(), start.command.clone());
+        let run = command.order.run;
+        // Held until the task is in the table, so that it cannot leave before it has come.
+        let mut running = lock(&self.shared.running);
+        let task = self.runtime.spawn(async move {
+            let ending = Ending { shared: shared.clone(), command: command.clone(), result: None };
+            let result = match sources {
+                Ok(sources) => shared.send(&command, sources).await,
+                Err(status) => Err(status),
+            };
+            ending.end(result).await;
+        });
+        running.insert(run, task.abort_handle());
+    }
+
+    /// Gives a send up; it ends with an error.
+    pub(crate) fn stop(&self, run: RunId) {
+        if let Some(task) = lock(&self.shared.running).get(&run) {
+            task.abort();
+        }
+    }
+
+    /// Tells the other worker that these bytes will not come.
+    pub(crate) fn fail(&self, command: Arc<SendShards>, status: Arc<Status>) {
+        let shared = self.shared.clone();
+        self.runtime.spawn(async move { shared.abort(&command, &status).await });
+    }
+}
+
+/// Whatever becomes of the task, the send ends once.
+struct Ending {
+    shared: Arc<Shared>,
+    command: Arc<SendShards>,
+    result: Option<Result<(), Arc<Status>>>,
+}
+
+impl Ending {
+    async fn end(mut self, result: Result<(), Arc<Status>>) {
+        self.result = Some(result);
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let run = self.command.order.run;
+        lock(&self.shared.running).remove(&run);
+        let given_up = || Status::new(Code::Cancelled, format!("run {run} was given up while it was sent")).with_cause(Cause::Cancelled);
+        let result = self.result.take().unwrap_or_else(|| Err(Arc::new(given_up())));
+        if let (Err(status), Ok(runtime)) = (&result, tokio::runtime::Handle::try_current()) {
+            let (shared, command, status) = (self.shared.clone(), self.command.clone(), status.clone());
+            runtime.spawn(async move { shared.abort(&command, &status).await });
+        }
+        self.shared.exec.send(Message::Event(ExecEvent::SendDone { run, result }));
+    }
+}
+
+impl Shared {
+    async fn send(self: &Arc<Shared>, command: &SendShards, sources: Vec<Arc<dyn DownloadSource>>) -> Result<(), Arc<Status>> {
+        let unreachable = |error: NetError| {
+            Arc::new(Status::new(Code::Unavailable, format!("sending to the worker at {}: {}", command.address, error.chain())))
+        };
+        let peer = self.connection(command).await.map_err(unreachable)?;
+        for (item, source) in command.items.iter().zip(sources) {
+            let bytes = Bytes::from_owner(Owned(source));
+            peer.put_begin(command.sender, item.buffer, bytes.len() as u64).await.map_err(unreachable)?;
+            peer.put_chunk(command.sender, item.buffer, bytes).await.map_err(unreachable)?;
+        }
+        Ok(())
+    }
+
+    /// Best effort: where the other one cannot be reached, the controller tells it.
+    async fn abort(self: &Arc<Shared>, command: &SendShards, status: &Status) {
+        if let Ok(peer) = self.connection(command).await {
+            for item in &command.items {
+                let _ = peer.put_abort(command.sender, item.buffer, status.clone()).await;
+            }
+        }
+    }
+
+    async fn connection(self: &Arc<Shared>, command: &SendShards) -> Result<DataClient, NetError> {
+        let address = &command.address;
+        let cell = lock(&self.connections).entry(address.clone()).or_default().clone();
+        let dial = || async {
+            let sink = Arc::new(Gone { shared: self.clone(), address: address.clone() });
+            let peer = DataClient::connect(address, &self.token, sink).await?;
+            peer.attach(command.sender).await?;
+            tracing::debug!(address, "connected to another worker");
+            Ok(peer)
+        };
+        cell.get_or_try_init(dial).await.cloned()
+    }
+}
+
+/// Forgets a connection that is gone, so that the next send dials again.
+struct Gone {
+    shared: Arc<Shared>,
+    address: String,
+}
+
+impl DownloadSink for Gone {
+    fn offered(&self, _: SessionId, _: Handle, _: u64) {}
+
+    fn chunk(&self, _: SessionId, _: Handle, _: Bytes) {}
+
+    fn failed(&self, _: SessionId, _: Handle, _: Status) {}
+
+    fn disconnected(&self, reason: &str) {
+        tracing::info!(address = %self.address, reason, "the connection to another worker is gone");
+        lock(&self.shared.connections).remove(&self.address);
+    }
+}
+
+/// Bytes of a buffer, as long as anybody has a part of them.
+struct Owned(Arc<dyn DownloadSource>);
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
