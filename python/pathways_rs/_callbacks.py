@@ -8,6 +8,7 @@ The function is private to JAX. So its shape is checked when this part is instal
 as it was; either is said once.
 """
 
+import atexit
 import dataclasses
 import inspect
 import itertools
@@ -34,6 +35,8 @@ _SET_SHARDING = (("op", "sharding"), ("ctx", "op", "sharding"))
 # By number: the function and what it has promised. Kept for good: a program may run long after JAX has forgotten it.
 _functions = {}
 _numbers = itertools.count(1)
+
+_END_SECONDS = 2.0
 
 # By session.
 _channels = {}
@@ -75,6 +78,7 @@ def install(jax, is_ours):
 
     emit.pathways_rs = True
     inside.replace(emit)
+    atexit.register(_end)
 
 
 def _refuse(given):
@@ -163,6 +167,17 @@ def _channel_of(client):
                 del _channels[old]
             channel = _channels[session] = _channel.Channel(host, int(port), session, token, _serve)
     return channel
+
+
+def _end():
+    """Before JAX and then the interpreter end: what has been started with an effect still happens."""
+    import jax
+
+    try:
+        jax.effects_barrier()
+    finally:
+        for channel in list(_channels.values()):
+            channel.end(_END_SECONDS)
 
 
 def _serve(number, operands):

@@ -4,11 +4,12 @@ Everything is little-endian. A frame is a kind (4 bytes), the length of its body
 A call or an answer begins with the count of all its bytes (8), and as much of them as one frame takes; the rest follows in
 `_DATA` frames. What is in a call: see `_operands`; an answer is the bytes of all results, one behind the other.
 
-One daemon thread reads. A call runs on another one, so that a function may wait for work that calls functions itself.
+The thread that has read a call also runs it, and another one reads on meanwhile: a function may wait for work that calls
+functions itself. All of them are daemons, so they keep no interpreter from ending; but one that is inside of jaxlib at that
+moment would abort the process, so `end` waits a little for those that work.
 """
 
 import logging
-import queue
 import socket
 import struct
 import threading
@@ -25,7 +26,8 @@ _CALL, _DATA, _CANCEL, _ANSWER, _ERROR = range(1, 6)
 _BODY_MAX = 1 << 20
 _TEXT_MAX = 8 << 10
 _ALIGNMENT = 16
-_IDLE_MAX = 64
+_NOT_YET = object()
+_THREADS_MAX = 64
 
 # By xla.PrimitiveType; names as numpy and ml_dtypes have them.
 _TYPES = {
@@ -54,18 +56,25 @@ class Channel:
 
     def __init__(self, host, port, session, token, serve):
         self._serve = serve
+        self._reading = threading.Lock()
         self._writing = threading.Lock()
+        self._counting = threading.Condition()
+        self._threads, self._waiting, self._busy = 1, 0, 0
+        self._ending = False
         self._calls = {}
-        self._ready = queue.SimpleQueue()
-        self._threads = self._waiting = 0
-        self._counting = threading.Lock()
         self.alive = True
         try:
             self._socket = socket.create_connection((host, port), timeout=_GREETING_SECONDS)
             self._greet(session, token)
         except OSError as error:
             raise ChannelError(f"{host}:{port} does not answer: {error.strerror or error}") from error
-        threading.Thread(target=self._read_all, name="pathways-callbacks", daemon=True).start()
+        threading.Thread(target=self._work, name="pathways-callbacks", daemon=True).start()
+
+    def end(self, seconds):
+        """From now on calls fail; waits for those under way, so long at most."""
+        self._ending = True
+        with self._counting:
+            self._counting.wait_for(lambda: not self._busy, seconds)
 
     def _greet(self, session, token):
         sock = self._socket
@@ -80,73 +89,79 @@ class Channel:
             raise ChannelError(self._file.read(length).decode(errors="replace"))
         sock.settimeout(None)
 
-    def _read_all(self):
+    def _work(self):
+        while True:
+            with self._counting:
+                self._waiting += 1
+            with self._reading:
+                with self._counting:
+                    self._waiting -= 1
+                item = self._next() if self.alive else None
+                if item is None:
+                    return
+                self._count_busy(1)
+                self._let_another_read()
+            self._run(*item)
+            del item
+            self._count_busy(-1)
+
+    def _count_busy(self, more):
+        with self._counting:
+            self._busy += more
+            self._counting.notify_all()
+
+    def _let_another_read(self):
+        with self._counting:
+            if self._waiting or self._threads == _THREADS_MAX:
+                return
+            self._threads += 1
         try:
-            while self._read():
+            threading.Thread(target=self._work, name="pathways-callbacks", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending and takes no more threads: this one reads when it comes back
+            with self._counting:
+                self._threads -= 1
+
+    def _next(self):
+        """The next whole call as its number and its bytes; None at the end of the channel."""
+        try:
+            while (item := self._read()) is _NOT_YET:
                 pass
         except OSError:
-            pass  # the session's end, seen from here
-        finally:
+            item = None  # the session's end, seen from here
+        except Exception as error:
+            _log.warning("the channel for host callbacks broke: %s: %s", type(error).__name__, error)
+            item = None
+        if item is None:
             self.alive = False
-            with self._counting:
-                for _ in range(self._threads):
-                    self._ready.put(None)
             self._socket.close()
+        return item
 
     def _read(self):
         head = self._file.read(_HEAD.size)
         if len(head) < _HEAD.size:
-            return False
+            return None
         kind, length, call = _HEAD.unpack(head)
+        if kind == _CANCEL:
+            self._calls.pop(call, None)
+            return _NOT_YET
         if kind == _CALL:
             (total,) = struct.unpack("<Q", self._file.read(8))
             self._calls[call] = (np.empty(total, np.uint8), 0)
             length -= 8
-        if kind == _CANCEL:
-            self._calls.pop(call, None)
-            return True
         body, start = self._calls[call]
         end = start + length
         if self._file.readinto(memoryview(body)[start:end]) != length:
-            return False
+            return None
         if end < len(body):
             self._calls[call] = (body, end)
-            return True
+            return _NOT_YET
         del self._calls[call]
-        self._hand_over(call, body)
-        return True
-
-    def _hand_over(self, call, body):
-        """To a thread that waits for work, or else to a new one."""
-        with self._counting:
-            enough = self._waiting > 0 or self._threads >= _IDLE_MAX
-            if enough:
-                self._waiting -= 1
-            else:
-                self._threads += 1
-        if not enough:
-            try:
-                threading.Thread(target=self._work, args=(call, body), name="pathways-callback", daemon=True).start()
-                return
-            except RuntimeError:  # the interpreter is ending and takes no more threads
-                with self._counting:
-                    self._threads -= 1
-                self._run(call, body)
-                return
-        self._ready.put((call, body))
-
-    def _work(self, call, body):
-        while True:
-            self._run(call, body)
-            del body
-            with self._counting:
-                self._waiting += 1
-            if (item := self._ready.get()) is None:
-                return
-            call, body = item
+        return call, body
 
     def _run(self, call, body):
         try:
+            if self._ending:
+                raise RuntimeError("the client's process is ending")
             results = self._serve(*_operands(body))
         except BaseException as error:  # also SystemExit: the program waits for an answer
             text = f"{type(error).__name__}: {error}"

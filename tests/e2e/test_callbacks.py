@@ -119,9 +119,18 @@ result([float(f(jnp.float32(i))) for i in range(100)])
         assert client.finish().value == [number + i for i in range(100)]
 
 
+def test_a_channel_shows_the_token_that_the_server_asks_for(start_cluster):
+    cluster = start_cluster(1, 1, PATHWAYS_TOKEN="secret")
+    text = BEGIN + "result(float(jax.jit(lambda x: jax.pure_callback(lambda a: np.asarray(a) + 1, like(x), x))(jnp.float32(1))))"
+    assert cluster.client(text, PATHWAYS_TOKEN="secret").finish().value == 2
+
+
 STUCK = BEGIN + """
+inside = threading.Event()
+
 def stay(a):
-    print("STAYING", flush=True)
+    print("STAYING\\n", end="", flush=True)
+    inside.set()
     time.sleep(1000)
 
 f = jax.jit(lambda x: jax.pure_callback(stay, like(x), x) + x)
@@ -141,7 +150,7 @@ def test_a_client_that_is_killed_in_a_callback_leaves_its_devices_free(start_clu
 
 def test_a_client_may_end_while_a_callback_runs(start_cluster):
     cluster = start_cluster(1, 2)
-    client = cluster.client(STUCK + "threading.Timer(0, print, ['x']).start(); result('end')")
+    client = cluster.client(STUCK + "inside.wait(); result('end')")
     assert client.finish().value == "end"
     assert cluster.client(ADD).finish().value == [1, 2]
 

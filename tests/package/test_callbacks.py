@@ -196,6 +196,25 @@ def test_a_call_may_wait_for_another_one(connect):
     assert [server.frame()[1] for _ in range(2)] in ([2, 1], [1, 2])
 
 
+def test_what_ends_waits_for_calls_under_way_and_takes_no_more(connect):
+    inside, leave = threading.Event(), threading.Event()
+
+    def serve(*_):
+        inside.set()
+        leave.wait(20)
+        return []
+
+    server, channel = connect(serve)
+    server.call(1, encode(1))
+    assert inside.wait(20)
+    channel.end(0.01)  # it is not done: given up
+    server.call(2, encode(1))
+    assert "is ending" in server.result(2)
+    leave.set()
+    channel.end(20)
+    assert server.result(1) == b""
+
+
 def test_the_end_of_a_channel_is_noticed(connect):
     server, channel = connect(lambda *_: [])
     server.file.close()

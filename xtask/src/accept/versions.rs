@@ -11,10 +11,14 @@ pub(super) const HELP: &str = "\
 cargo xtask accept jax-versions [--version VERSION]...
 
 For each release (default 0.8.0 and 0.11.2) makes an environment under target/accept/venv-VERSION with what the package index has
-for it, not pinned by hash, and runs tests/e2e/programs/smoke.py with it, all on one `pathways local --workers 1 --devices 4`, beside
+for it, not pinned by hash, and runs smoke.py and callbacks.py of tests/e2e/programs with it, all on one `pathways local --workers 1 --devices 4`, beside
 the environments of the set-up. A release that none of the found interpreters can install is reported as not run.";
 
 const RELEASES: [&str; 2] = ["0.8.0", "0.11.2"];
+
+/// What every release runs, and what each prints at its end.
+const PROGRAMS: [&str; 2] = ["smoke.py", "callbacks.py"];
+const DONE: [&str; 2] = ["smoke ok", "callbacks ok"];
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(super) fn task(root: &Path, args: &[String]) -> Result<(), String> {
@@ -40,19 +44,20 @@ pub(super) fn task(root: &Path, args: &[String]) -> Result<(), String> {
     }
 
     // One server, all clients: the shell's `&&` runs them one after the other under the same `pathways local`.
-    let smoke = root.join("tests/e2e/programs/smoke.py");
-    let runs: Vec<String> = pythons.iter().map(|p| format!("'{}' '{}'", p.display(), smoke.display())).collect();
+    let programs = PROGRAMS.map(|name| root.join("tests/e2e/programs").join(name));
+    let all = pythons.iter().flat_map(|python| programs.iter().map(move |program| (python, program)));
+    let runs: Vec<String> = all.map(|(python, program)| format!("'{}' '{}'", python.display(), program.display())).collect();
     let mut command = Command::new(&ready.pathways);
     command.args(["local", "--workers", "1", "--devices", "4", "--port", "0", "--cache-dir"]).arg(root.join("target/cache"));
     command.args(["--", "sh", "-c", &runs.join(" && ")]);
     command.env("PATHWAYS_PLUGIN", plugin(root, &ready.python)?);
     let mut passed = 0;
-    let status = run::shown(&mut command, LIMIT, |line| passed += usize::from(line.starts_with("smoke ok")))?;
+    let status = run::shown(&mut command, LIMIT, |line| passed += usize::from(DONE.iter().any(|done| line.starts_with(done))))?;
     for release in &not_run {
         run::say(&format!("jax {release}: not run, no interpreter that was found here can install it"));
     }
-    println!("\n{passed} passed, {} failed, {} skipped", pythons.len() - passed, not_run.len());
-    if status.success() && passed == pythons.len() { Ok(()) } else { Err(format!("a release does not work ({status})")) }
+    println!("\n{passed} passed, {} failed, {} skipped", runs.len() - passed, not_run.len() * PROGRAMS.len());
+    if status.success() && passed == runs.len() { Ok(()) } else { Err(format!("a release does not work ({status})")) }
 }
 
 /// The interpreter of an environment with that release; none where this base cannot have it.
