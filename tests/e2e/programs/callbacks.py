@@ -2,7 +2,7 @@
 
     python callbacks.py [--devices N]
 
-Each check stands alone and asserts the values that it must give. They use the first N devices, those of one worker at most.
+Each check stands alone and asserts the values that it must give. They use the first N devices of one worker, or all of them.
 """
 
 import argparse
@@ -424,7 +424,7 @@ def what_it_raises_is_told():
 def main():
     global DEVICES
     parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--devices", type=int)
     devices = jax.devices()
     DEVICES = [d for d in devices if getattr(d, "host_slot", 0) == getattr(devices[0], "host_slot", 0)][: parser.parse_args().devices]
     failed = []

@@ -8,7 +8,7 @@ use pw_types::*;
 use pw_worker::{WorkerError, run};
 
 use crate::controller::{Controller, config};
-use crate::programs;
+use crate::{callbacks, programs};
 
 pub(crate) async fn all(plugin: &Path, bench: bool) {
     let cache = Folder::new();
@@ -34,6 +34,8 @@ pub(crate) async fn all(plugin: &Path, bench: bool) {
     faults(&mut c).await;
     println!("uploads");
     uploads(&mut c).await;
+    println!("callbacks");
+    callbacks::all(&mut c).await;
     c.send(vec![Command::DefaultLayout { query: 5, dtype: DType::F32, dims: vec![2, 3] }]).await;
     assert_eq!(c.report().await, Report::DefaultLayout { query: 5, result: Ok("{1,0}".to_owned()) });
     println!("child_dies");

@@ -205,7 +205,7 @@ struct Download {
 }
 
 impl Downloads {
-    async fn take(&self, edge: &DataClient, buffer: Handle) -> Result<Vec<u8>, Status> {
+    pub(crate) async fn take(&self, edge: &DataClient, buffer: Handle) -> Result<Vec<u8>, Status> {
         let mut pulled = false;
         loop {
             let (done, total) = match self.entries.lock().expect("the lock").get(&buffer) {

@@ -3,6 +3,7 @@
 //!
 //! It has its own `main`, since the worker's compile child must be a program, and this is one.
 
+mod callbacks;
 mod cases;
 mod controller;
 mod programs;

@@ -52,6 +52,15 @@ pub(crate) fn count_up(devices: u32) -> Vec<u8> {
     module("jit_count_up", devices, "", &format!("tensor<{}xf32> {SPLIT}", devices * 2), &body)
 }
 
+/// Asks function `id` of the client for f32[4], the same on every device.
+pub(crate) fn host_callback(devices: u32, id: i64) -> Vec<u8> {
+    let body = format!(
+        "%0 = stablehlo.custom_call @pw.host_callback(%a) {{api_version = 4 : i32, backend_config = {{id = {id} : i64}}}} : (tensor<4xf32>) -> tensor<4xf32>
+         return %0 : tensor<4xf32>"
+    );
+    module("jit_host_callback", devices, "%a: tensor<4xf32>", "tensor<4xf32>", &body)
+}
+
 /// Sleeps; fails where `us` is negative.
 pub(crate) fn sleep(us: i64) -> Vec<u8> {
     let body = format!(
