@@ -84,6 +84,8 @@ fn ended_by(signal: Signal) -> ExitCode {
 
 struct Process {
     name: String,
+    /// Slot and start of a worker.
+    worker: Option<(u32, Instant)>,
     child: Child,
 }
 
@@ -120,11 +122,11 @@ impl Processes {
     }
 
     /// The first process of the cluster that ended by itself.
-    fn ended(&mut self) -> Option<(String, ExitStatus)> {
+    fn ended(&mut self) -> Option<(Process, ExitStatus)> {
         for (index, process) in self.cluster.iter_mut().enumerate() {
             if let Ok(Some(status)) = process.child.try_wait() {
                 let process = self.cluster.remove(index);
-                return Some((process.name, status));
+                return Some((process, status));
             }
         }
         None
@@ -150,9 +152,17 @@ async fn start_and_run(args: &Args, processes: &mut Processes) -> Result<ExitCod
     let plugin = plugin::find(args.plugin.clone(), python)?;
     let cache_dir = cluster::cache_dir(args.cache_dir.clone())?;
     let announcement = start_controller(args, processes).await?;
-    start_workers(args, processes, &announcement, &plugin, &cache_dir)?;
+    let failures = vec![0; args.workers as usize];
+    let mut workers = WorkerStart { args, controller: announcement.workers.to_string(), plugin, cache_dir, failures };
+    for slot in 0..args.workers {
+        processes.cluster.push(workers.start(slot)?);
+    }
     wait_for_workers(args, processes, &announcement).await?;
-    if args.command.is_empty() { stay_up(args, processes, &announcement).await } else { run_command(args, processes, &announcement).await }
+    if args.command.is_empty() {
+        stay_up(args, processes, &announcement, &mut workers).await
+    } else {
+        run_command(args, processes, &announcement, &mut workers).await
+    }
 }
 
 fn own_command(subcommand: &str) -> Result<Command> {
@@ -178,7 +188,7 @@ async fn start_controller(args: &Args, processes: &mut Processes) -> Result<Anno
     command.env_remove("PATHWAYS_TOKEN").env_remove("PATHWAYS_PORT").env_remove("PATHWAYS_CONTROLLER");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the controller")?;
     let stdout = child.stdout.take().expect("piped");
-    processes.cluster.push(Process { name: CONTROLLER.to_owned(), child });
+    processes.cluster.push(Process { name: CONTROLLER.to_owned(), worker: None, child });
     let mut line = String::new();
     let wait = Duration::from_secs(args.start_wait);
     match timeout(wait, BufReader::new(stdout).read_line(&mut line)).await {
@@ -189,12 +199,29 @@ async fn start_controller(args: &Args, processes: &mut Processes) -> Result<Anno
     }
 }
 
-fn start_workers(args: &Args, processes: &mut Processes, announcement: &Announcement, plugin: &Path, cache_dir: &Path) -> Result<()> {
-    for slot in 0..args.workers {
+/// What starts the worker of a slot, at first and again.
+struct WorkerStart<'a> {
+    args: &'a Args,
+    controller: String,
+    plugin: PathBuf,
+    cache_dir: PathBuf,
+    /// By slot: how often in a row the worker has ended at once.
+    failures: Vec<u32>,
+}
+
+/// A worker that has ended at once so often is not started again.
+const FAILURES_MAX: u32 = 5;
+
+/// A worker that ends sooner has not come up.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+impl WorkerStart<'_> {
+    fn start(&self, slot: u32) -> Result<Process> {
+        let args = self.args;
         let mut command = own_command("worker")?;
-        command.args(["--controller", &announcement.workers.to_string(), "--slot", &slot.to_string()]);
+        command.args(["--controller", &self.controller, "--slot", &slot.to_string()]);
         command.args(["--devices", &args.devices.to_string()]);
-        command.arg("--plugin").arg(plugin).arg("--cache-dir").arg(cache_dir);
+        command.arg("--plugin").arg(&self.plugin).arg("--cache-dir").arg(&self.cache_dir);
         command.arg("--lapack").arg(&args.lapack);
         if let Some(bytes) = args.device_memory {
             command.args(["--device-memory", &bytes.to_string()]);
@@ -207,16 +234,31 @@ fn start_workers(args: &Args, processes: &mut Processes, announcement: &Announce
             command.env("TF_CPP_MIN_LOG_LEVEL", "3");
         }
         let child = command.spawn().context("cannot start a worker")?;
-        processes.cluster.push(Process { name: format!("worker {slot}"), child });
+        Ok(Process { name: format!("worker {slot}"), worker: Some((slot, Instant::now())), child })
     }
-    Ok(())
+
+    /// As a cluster's supervisor would: a worker that has ended is started again. What to tell the user.
+    fn replace(&mut self, slot: u32, started: Instant, processes: &mut Processes) -> String {
+        let failures = &mut self.failures[slot as usize];
+        *failures = if started.elapsed() < AT_ONCE { *failures + 1 } else { 0 };
+        if *failures >= FAILURES_MAX {
+            return format!("it has ended at once {FAILURES_MAX} times in a row and is not started again; its message is above");
+        }
+        match self.start(slot) {
+            Ok(process) => {
+                processes.cluster.push(process);
+                "it is started again; the arrays that lived there are lost, the others go on".to_owned()
+            }
+            Err(error) => format!("it cannot be started again: {error:#}"),
+        }
+    }
 }
 
 async fn wait_for_workers(args: &Args, processes: &mut Processes, announcement: &Announcement) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(args.start_wait);
     let controller = announcement.workers.to_string();
     loop {
-        if let Some((name, status)) = processes.ended() {
+        if let Some((Process { name, .. }, status)) = processes.ended() {
             bail!("{name} ended before the cluster was ready ({status}); its message is above");
         }
         let report = status::fetch(&controller, "").await?;
@@ -254,7 +296,12 @@ fn client_environment(announcement: &Announcement) -> Vec<(&'static str, OsStrin
     environment
 }
 
-async fn run_command(args: &Args, processes: &mut Processes, announcement: &Announcement) -> Result<ExitCode> {
+async fn run_command(
+    args: &Args,
+    processes: &mut Processes,
+    announcement: &Announcement,
+    workers: &mut WorkerStart<'_>,
+) -> Result<ExitCode> {
     let program = &args.command[0];
     let mut command = Command::new(program);
     command.args(&args.command[1..]).envs(client_environment(announcement)).kill_on_drop(true);
@@ -266,7 +313,7 @@ async fn run_command(args: &Args, processes: &mut Processes, announcement: &Anno
             return Ok(ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }));
         }
     };
-    processes.command = Some(Process { name: program.to_string_lossy().into_owned(), child });
+    processes.command = Some(Process { name: program.to_string_lossy().into_owned(), worker: None, child });
     loop {
         let command = processes.command.as_mut().expect("just started");
         if let Ok(waited) = timeout(Duration::from_millis(100), command.child.wait()).await {
@@ -278,13 +325,17 @@ async fn run_command(args: &Args, processes: &mut Processes, announcement: &Anno
                 (None, None) => ExitCode::FAILURE,
             });
         }
-        if let Some((name, status)) = processes.ended() {
-            eprintln!("pathways: {name} ended ({status}); the command goes on, what needs it will fail");
+        if let Some((Process { name, worker, .. }, status)) = processes.ended() {
+            let what = match worker {
+                Some((slot, started)) => workers.replace(slot, started, processes),
+                None => "the command goes on, and will fail".to_owned(),
+            };
+            eprintln!("pathways: {name} ended ({status}); {what}");
         }
     }
 }
 
-async fn stay_up(args: &Args, processes: &mut Processes, announcement: &Announcement) -> Result<ExitCode> {
+async fn stay_up(args: &Args, processes: &mut Processes, announcement: &Announcement, workers: &mut WorkerStart<'_>) -> Result<ExitCode> {
     println!("{} workers with {} devices each are ready. To use them, in another terminal:", args.workers, args.devices);
     println!();
     println!("  export JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://{}", announcement.clients);
@@ -295,11 +346,9 @@ async fn stay_up(args: &Args, processes: &mut Processes, announcement: &Announce
     println!("Ctrl-C stops everything.");
     loop {
         sleep(Duration::from_millis(100)).await;
-        if let Some((name, status)) = processes.ended() {
-            if name == CONTROLLER {
-                bail!("{name} ended ({status})");
-            }
-            eprintln!("pathways: {name} ended ({status}); the others go on");
+        if let Some((Process { name, worker, .. }, status)) = processes.ended() {
+            let Some((slot, started)) = worker else { bail!("{name} ended ({status})") };
+            eprintln!("pathways: {name} ended ({status}); {}", workers.replace(slot, started, processes));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pw_types::{
     BufferId, Code, Command, CompileCommand, CompileReply, CompileReport, CompileRequest, DType, Dims, ExecutableId, ExecuteOutput,
-    ExecuteReply, ExecuteRequest, Handle, Reply, Status, VirtualDeviceId,
+    ExecuteReply, ExecuteRequest, Handle, HostSlot, Incarnation, Reply, Status, VirtualDeviceId,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -40,27 +40,65 @@ impl Core {
         let id = match self.executables.find(&key) {
             Some(id) => id,
             None => {
-                let id = self.executables.insert(key.clone(), slot, incarnation, UNKNOWN_ESTIMATE_NS);
-                let command = Command::Compile(CompileCommand {
-                    executable: id,
-                    program: key.program,
-                    options: key.options,
-                    devices: keys.iter().map(|&k| self.members.index_of(k)).collect(),
-                    replicas: request.replicas,
-                    partitions: request.partitions,
-                });
-                fx.list.push(Effect::Send { slot, incarnation, command });
+                let id = self.executables.insert(key, slot, incarnation, UNKNOWN_ESTIMATE_NS);
+                self.order_compile(id, request.replicas, request.partitions, fx);
                 id
             }
         };
         let entry = self.executables.get_mut(id).expect("just found or made");
         match &mut entry.state {
             ExecutableState::Compiling(waiting) => waiting.push((at, devices)),
-            ExecutableState::Failed(status) => {
+            ExecutableState::Failed(status) | ExecutableState::Lost(status) => {
                 let status = (**status).clone();
                 self.answer(at, Err(status), fx)
             }
             ExecutableState::Loading | ExecutableState::Loaded => self.name_executable(at, id, devices, fx),
+        }
+    }
+
+    fn order_compile(&self, id: ExecutableId, replicas: u32, partitions: u32, fx: &mut Effects) {
+        let Some(entry) = self.executables.get(id) else { return };
+        let command = Command::Compile(CompileCommand {
+            executable: id,
+            program: entry.key.program.clone(),
+            options: entry.key.options.clone(),
+            devices: entry.key.devices.iter().map(|&k| self.members.index_of(k)).collect(),
+            replicas,
+            partitions,
+        });
+        fx.list.push(Effect::Send { slot: entry.slot, incarnation: entry.incarnation, command });
+    }
+
+    /// A worker is there again: it loads what its last life had loaded and sessions still name.
+    pub(crate) fn load_again(&mut self, slot: HostSlot, incarnation: Incarnation, fx: &mut Effects) {
+        for id in self.executables.on_host(slot) {
+            let entry = self.executables.get_mut(id).expect("just listed");
+            let (ExecutableState::Lost(_), Some(report)) = (&entry.state, &entry.report) else { continue };
+            let fingerprint = report.fingerprint.clone();
+            entry.incarnation = incarnation;
+            entry.state = ExecutableState::Loading;
+            entry.again = true;
+            fx.list.push(Effect::Send { slot, incarnation, command: Command::Load { executable: id, fingerprint } });
+        }
+    }
+
+    /// A worker has loaded a program, or has not.
+    pub(crate) fn loaded(&mut self, id: ExecutableId, result: Result<(), Status>, fx: &mut Effects) {
+        let Some(entry) = self.executables.get_mut(id) else { return };
+        let again = std::mem::take(&mut entry.again);
+        self.dirty = true;
+        match result {
+            Ok(()) => entry.state = ExecutableState::Loaded,
+            // Another machine has taken the slot, or the cache was emptied.
+            Err(status) if again && status.code == Code::NotFound => {
+                let (replicas, partitions) = entry.report.as_ref().map_or((1, 1), |r| (r.replicas, r.partitions));
+                entry.state = ExecutableState::Compiling(SmallVec::new());
+                self.order_compile(id, replicas, partitions, fx);
+            }
+            Err(status) => {
+                entry.state = ExecutableState::Failed(Arc::new(status));
+                self.executables.forget_key(id);
+            }
         }
     }
 
@@ -83,7 +121,14 @@ impl Core {
         let (slot, incarnation) = (entry.slot, entry.incarnation);
         match result {
             Err(status) => {
-                self.executables.forget(id);
+                if entry.refs > 0 {
+                    // It was compiled before, and sessions name it.
+                    entry.state = ExecutableState::Failed(Arc::new(status.clone()));
+                    self.executables.forget_key(id);
+                    self.dirty = true;
+                } else {
+                    self.executables.forget(id);
+                }
                 for (at, _) in waiting {
                     self.answer(at, Err(status.clone()), fx);
                 }
@@ -155,7 +200,7 @@ impl Core {
         let named = self.sessions[&at.session].executables.get(&request.executable).cloned();
         let named = named.ok_or_else(|| Arc::new(Status::not_found(format!("executable handle {} does not exist", request.executable))))?;
         let entry = self.executables.get(named.id).ok_or_else(|| Arc::new(Status::internal("the program is not in the compile table")))?;
-        if let ExecutableState::Failed(status) = &entry.state {
+        if let ExecutableState::Failed(status) | ExecutableState::Lost(status) = &entry.state {
             return Err(status.clone());
         }
         let report = entry.report.clone().expect("a named program is compiled");

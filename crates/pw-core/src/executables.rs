@@ -27,6 +27,8 @@ pub(crate) enum ExecutableState {
     Loading,
     Loaded,
     Failed(Arc<Status>),
+    /// Its worker is lost. It is loaded again when the worker comes back.
+    Lost(Arc<Status>),
 }
 
 /// What an Execute needs of one output, worked out once.
@@ -53,6 +55,8 @@ pub(crate) struct Executable {
     pub(crate) estimate_ns: u64,
     /// A run has been measured.
     pub(crate) measured: bool,
+    /// It is being loaded by a new life of its worker, which may not have it in its cache.
+    pub(crate) again: bool,
 }
 
 impl Executable {
@@ -104,6 +108,7 @@ impl Executables {
             refs: 0,
             estimate_ns: unknown_estimate_ns,
             measured: false,
+            again: false,
         };
         self.entries.insert(id, entry);
         id
@@ -152,7 +157,7 @@ impl Executables {
         if entry.refs > 0 {
             return None;
         }
-        if matches!(entry.state, ExecutableState::Failed(_)) {
+        if matches!(entry.state, ExecutableState::Failed(_) | ExecutableState::Lost(_)) {
             self.forget(id);
             return None;
         }

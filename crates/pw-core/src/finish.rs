@@ -5,7 +5,6 @@ use std::sync::Arc;
 use pw_types::{Command, Handle, HostSlot, Incarnation, Reply, Report, RunId, Status};
 
 use crate::directory::{BackingState, Entry};
-use crate::executables::ExecutableState;
 use crate::graph::{Node, NodeState, Waiter, Work};
 use crate::session::{Pending, StatusHandle};
 use crate::{Core, Effect, Effects, LayoutAnswer};
@@ -20,18 +19,7 @@ impl Core {
         match report {
             Report::Finished { run, device_ns, result } => self.run_finished(slot, incarnation, run, device_ns, result, fx),
             Report::Compiled { executable, result } => self.compiled(executable, result, fx),
-            Report::Loaded { executable, result } => {
-                if let Some(entry) = self.executables.get_mut(executable) {
-                    entry.state = match result {
-                        Ok(()) => ExecutableState::Loaded,
-                        Err(status) => ExecutableState::Failed(Arc::new(status)),
-                    };
-                    if matches!(entry.state, ExecutableState::Failed(_)) {
-                        self.executables.forget_key(executable);
-                    }
-                    self.dirty = true;
-                }
-            }
+            Report::Loaded { executable, result } => self.loaded(executable, result, fx),
             Report::DefaultLayout { query, result } => {
                 let Some(key) = self.layout_queries.remove(&query) else { return };
                 let answer = match &result {

@@ -33,6 +33,7 @@ impl Core {
                 self.dirty = true;
                 fx.list.push(Effect::Welcome { connection, slot, incarnation });
                 fx.edge(ToEdge::WorkerUp { slot, incarnation, data_address });
+                self.load_again(slot, incarnation, fx);
             }
         }
     }
@@ -95,12 +96,20 @@ impl Core {
         }
         for id in self.executables.on_host(slot) {
             let entry = self.executables.get_mut(id).expect("just listed");
-            let waiting = match std::mem::replace(&mut entry.state, ExecutableState::Failed(unavailable.clone())) {
+            let gone = match (&entry.state, &entry.report) {
+                (ExecutableState::Failed(status), _) => ExecutableState::Failed(status.clone()),
+                (_, Some(_)) => ExecutableState::Lost(unavailable.clone()),
+                (_, None) => ExecutableState::Failed(unavailable.clone()),
+            };
+            let may_return = matches!(gone, ExecutableState::Lost(_));
+            let waiting = match std::mem::replace(&mut entry.state, gone) {
                 ExecutableState::Compiling(waiting) => waiting,
                 _ => Default::default(),
             };
             let unused = entry.refs == 0;
-            self.executables.forget_key(id);
+            if !may_return {
+                self.executables.forget_key(id);
+            }
             for (at, _) in waiting {
                 self.answer(at, Err((*unavailable).clone()), fx);
             }

@@ -139,7 +139,7 @@ impl Core {
                 };
                 match &entry.state {
                     ExecutableState::Loaded => {}
-                    ExecutableState::Failed(status) => return Verdict::Fail(status.clone()),
+                    ExecutableState::Failed(status) | ExecutableState::Lost(status) => return Verdict::Fail(status.clone()),
                     _ => return Verdict::Inputs,
                 }
                 let estimate = entry.estimate_ns;

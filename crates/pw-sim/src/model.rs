@@ -468,8 +468,10 @@ impl Model {
         let program = crate::program::Program::number(&command.program).expect("clients send programs of the world");
         let devices: Vec<usize> = command.devices.iter().map(|&d| self.order.device(slot, d)).collect();
         self.by_key.insert((program, devices.clone()), command.executable);
-        let compiled = Compiled { program, devices, failed: None, estimate_ns: 1_000_000, measured: false };
-        self.compiled.insert(command.executable, compiled);
+        // Compiled again for a new life of its worker, it is still as fast as before.
+        let before = self.compiled.get(&command.executable).map(|c| (c.estimate_ns, c.measured));
+        let (estimate_ns, measured) = before.unwrap_or((1_000_000, false));
+        self.compiled.insert(command.executable, Compiled { program, devices, failed: None, estimate_ns, measured });
     }
 
     /// A compile was answered: the session's name of it.

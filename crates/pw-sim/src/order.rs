@@ -126,6 +126,14 @@ pub(crate) fn consumed(command: &Command) -> Vec<BufferId> {
 }
 
 impl Model {
+    /// A worker is there, maybe again: what was lost with it is loaded.
+    pub(crate) fn joined(&mut self, slot: HostSlot, incarnation: Incarnation) {
+        self.order.joined(slot, incarnation);
+        let order = &self.order;
+        let lost = self.compiled.values_mut().filter(|c| order.slot_of(c.devices[0]) == slot && c.failed == Some(Code::Unavailable));
+        lost.for_each(|c| c.failed = None);
+    }
+
     /// The core sent a command.
     pub(crate) fn sent(&mut self, slot: HostSlot, incarnation: Incarnation, command: &Command) -> Check {
         let host = self.order.host(slot);
@@ -328,6 +336,8 @@ impl Model {
     pub(crate) fn reported(&mut self, slot: HostSlot, incarnation: Incarnation, report: &Report) -> Check {
         match report {
             Report::Finished { run, device_ns, result } => self.finished(slot, incarnation, *run, *device_ns, result),
+            // The new life of a worker compiles what it does not find.
+            Report::Loaded { result: Err(Status { code: Code::NotFound, .. }), .. } => Ok(()),
             Report::Loaded { executable, result: Err(status) } => {
                 if let Some(compiled) = self.compiled.get_mut(executable) {
                     compiled.failed = Some(status.code);
@@ -400,7 +410,8 @@ impl Model {
             self.order.devices[device] = Device::default();
         }
         let order = &self.order;
-        self.compiled.values_mut().filter(|c| order.slot_of(c.devices[0]) == slot).for_each(|c| c.failed = Some(Code::Unavailable));
+        let here = self.compiled.values_mut().filter(|c| order.slot_of(c.devices[0]) == slot);
+        here.for_each(|c| c.failed = c.failed.or(Some(Code::Unavailable)));
     }
 
     /// Nodes that the core forgot without a grant. `sent` = runs that it granted while it handled the event.

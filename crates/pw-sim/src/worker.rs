@@ -137,7 +137,8 @@ pub(crate) struct Worker {
     next_transfer: u64,
     /// Contents of host buffers that have landed.
     uploads: BTreeMap<(SessionId, Handle), u64>,
-    compiled: BTreeMap<ExecutableId, (usize, Vec<u32>)>,
+    /// The cache.
+    pub(crate) compiled: BTreeMap<ExecutableId, (usize, Vec<u32>)>,
     /// Planted bug: a thread does not wait for its devices.
     pub(crate) eager: bool,
     pub(crate) launches: u64,
@@ -275,10 +276,7 @@ impl Worker {
                 self.load(executable, around);
                 Ok(())
             }
-            ExecEffect::Unload { executable } => {
-                self.compiled.remove(&executable);
-                Ok(())
-            }
+            ExecEffect::Unload { .. } => Ok(()),
             ExecEffect::Layout { query, dims, .. } => {
                 let event = ExecEvent::Layout { query, result: Ok(format!("{{{}}}", dims.len())) };
                 around.notes.push((around.rng.between(1_000, 50_000), Note::Event(event)));
@@ -625,7 +623,12 @@ impl Worker {
     }
 
     fn load(&mut self, executable: ExecutableId, around: &mut Surroundings) {
-        let (index, devices) = self.compiled[&executable].clone();
+        let Some((index, devices)) = self.compiled.get(&executable).cloned() else {
+            // Compiled by an earlier life, with a cache that this one does not have.
+            let event = ExecEvent::Loaded { executable, result: Err(Status::not_found("not in the cache")) };
+            around.notes.push((around.rng.between(10_000, 1_000_000), Note::Event(event)));
+            return;
+        };
         let program = &self.programs[index];
         let result = if program.load_fails {
             Err(Status::internal(program.load_error()))

@@ -74,6 +74,8 @@ pub(crate) struct World {
     model: Model,
     programs: Programs,
     workers: Vec<Option<Worker>>,
+    /// What the last life of each had compiled.
+    caches: Vec<BTreeMap<ExecutableId, (usize, Vec<u32>)>>,
     connections: Vec<Connection>,
     next_incarnation: u64,
     devices: usize,
@@ -128,6 +130,7 @@ impl World {
             model: Model::new(programs.clone(), order),
             programs,
             workers: (0..workers).map(|_| None).collect(),
+            caches: vec![BTreeMap::new(); workers],
             connections: (0..workers).map(|_| Connection::default()).collect(),
             next_incarnation: 0,
             devices,
@@ -385,6 +388,10 @@ impl World {
         let host = HostSlot(slot as u32);
         let mut worker = Worker::new(host, incarnation, self.devices, self.ahead_max, self.programs.clone());
         worker.eager = self.options.plant == Some(Plant::EagerThread);
+        // It finds the cache of its earlier life, or is another machine.
+        if self.rng.per_mille(600) {
+            worker.compiled.clone_from(&self.caches[slot]);
+        }
         self.workers[slot] = Some(worker);
         let wide = self.options.plant == Some(Plant::WideMemory);
         let device = WorkerDevice {
@@ -411,6 +418,7 @@ impl World {
 
     fn kill(&mut self, slot: HostSlot) {
         let Some(worker) = self.workers[slot.0 as usize].take() else { return };
+        self.caches[slot.0 as usize].clone_from(&worker.compiled);
         self.say(|| format!("worker {slot} is killed"));
         self.summary.killed += 1;
         self.summary.launches += worker.launches;
@@ -628,7 +636,7 @@ impl World {
             match effect {
                 Effect::Send { slot, incarnation, command } => self.model.sent(*slot, *incarnation, command)?,
                 Effect::Welcome { slot, incarnation, .. } => {
-                    self.model.order.joined(*slot, *incarnation);
+                    self.model.joined(*slot, *incarnation);
                     self.connections[slot.0 as usize] = Connection { incarnation: *incarnation, ..Connection::default() };
                 }
                 _ => {}

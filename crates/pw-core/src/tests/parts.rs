@@ -83,3 +83,34 @@ fn room_that_a_failure_makes_is_given_in_the_same_turn() {
     let commands = w.commands();
     assert!(matches!(commands[..], [Command::Free { .. }, Command::HostWrite(_)]), "{commands:?}");
 }
+
+#[test]
+fn a_worker_that_comes_back_loads_what_sessions_still_name() {
+    let mut w = World::new(1, None);
+    w.open(A, "a", 1);
+    let f = w.compile(A, 1, report("f", 8, 1, &[], 0));
+    let first = w.upload(A, 1, 8, 1);
+    w.done(first);
+    w.turn([Event::WorkerLost { slot: HostSlot(0), incarnation: Incarnation(1), reason: "killed".into() }]);
+    assert_eq!(error(w.ask(A, run(f, 1, 2))).code, Code::Unavailable);
+    let hello = |life| Event::WorkerHello { connection: life, incarnation: Incarnation(life), wanted_slot: None, info: worker(1, None) };
+    w.turn([hello(2)]);
+    let commands = w.commands();
+    let [Command::Load { executable, fingerprint }] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(fingerprint, &Bytes::from_static(b"f"));
+    let executable = *executable;
+    let says = |life, report| Event::Report { slot: HostSlot(0), incarnation: Incarnation(life), report };
+    // The run waits for the program, and is sent once it is there.
+    w.upload(A, 3, 8, 1);
+    w.ask(A, run(f, 3, 0)).unwrap().unwrap();
+    assert!(w.commands().is_empty());
+    // Another machine has no such thing in its cache.
+    w.turn([says(2, Report::Loaded { executable, result: Err(Status::not_found("not in the cache")) })]);
+    let commands = w.commands();
+    assert!(matches!(&commands[..], [Command::Compile(c)] if c.executable == executable), "{commands:?}");
+    w.turn([says(2, Report::Compiled { executable, result: Ok(report("f", 8, 1, &[], 0)) })]);
+    assert!(matches!(w.commands()[..], [Command::Load { .. }]));
+    w.turn([says(2, Report::Loaded { executable, result: Ok(()) })]);
+    assert!(matches!(w.commands()[..], [Command::Launch(_)]), "{:?}", w.commands());
+    w.core.audit().unwrap();
+}
