@@ -16,7 +16,8 @@ Five parts, each harmless without the others, each with a switch (0 turns it off
 * PATHWAYS_RS_ADD_CPU: the local `cpu` platform is kept beside ours, which `jax.devices("cpu")` and JAX's callbacks need.
 * PATHWAYS_RS_CALLBACKS: `pure_callback`, `io_callback`, `jax.debug.print` and their like work inside programs on a cluster.
   It replaces one private function of JAX, for programs on pathways-rs only; a JAX that it does not know stays as it is.
-* PATHWAYS_RS_QUIET_EXIT: jaxlib's warning with a stack trace about the closed session is dropped when the interpreter exits.
+* PATHWAYS_RS_QUIET_EXIT: when the interpreter exits, programs are given back before the session ends, as a jaxlib that still
+  waits for an answer then may abort; and its warning with a stack trace about the closed session is dropped.
 
 A program that sets these through `jax.config` after it has used JAX calls `pathways_rs.initialize()` itself, then
 `jax.extend.backend.clear_backends()`.
@@ -25,6 +26,7 @@ A program that sets these through `jax.config` after it has used JAX calls `path
 import atexit
 import functools
 import logging
+import threading
 
 from pathways_rs import _callbacks, _connect, _settings
 
@@ -95,6 +97,33 @@ def _quiet_exit(_jax):
 
     errors_only = 2
     atexit.register(utils.absl_set_min_log_level, errors_only)
+    atexit.register(_settle)
+
+
+_SETTLE_SECONDS = 2.0
+
+
+def _settle():
+    """Gives programs back, and waits until the controller has answered everything: answers come in the order of requests.
+
+    Runs before JAX's own end. jaxlib destroys the session there, and aborts now and then if the answer to the end of a
+    program meets that.
+    """
+    import jax
+    import numpy as np
+    from jax._src import xla_bridge
+
+    def round_trip():
+        for client in [c for c in xla_bridge._backends.values() if is_ours(c)]:
+            try:
+                client.buffer_from_pyval(np.int8(0), client.local_devices()[0]).is_deleted()
+            except Exception as error:  # the session is over: nothing is left to be answered
+                _log.debug("no round trip at the end: %s", error)
+
+    jax.clear_caches()
+    thread = threading.Thread(target=round_trip, name="pathways-settle", daemon=True)
+    thread.start()
+    thread.join(_SETTLE_SECONDS)
 
 
 _PARTS = (

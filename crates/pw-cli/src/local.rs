@@ -209,7 +209,7 @@ struct WorkerStart<'a> {
     failures: Vec<u32>,
 }
 
-/// A worker that has ended at once so often is not started again.
+/// A worker that has ended at once, by itself, so often is not started again.
 const FAILURES_MAX: u32 = 5;
 
 /// A worker that ends sooner has not come up.
@@ -238,9 +238,11 @@ impl WorkerStart<'_> {
     }
 
     /// As a cluster's supervisor would: a worker that has ended is started again. What to tell the user.
-    fn replace(&mut self, slot: u32, started: Instant, processes: &mut Processes) -> String {
+    fn replace(&mut self, slot: u32, started: Instant, status: ExitStatus, processes: &mut Processes) -> String {
         let failures = &mut self.failures[slot as usize];
-        *failures = if started.elapsed() < AT_ONCE { *failures + 1 } else { 0 };
+        // One that was killed may well come up the next time.
+        let failed = started.elapsed() < AT_ONCE && status.signal().is_none();
+        *failures = if failed { *failures + 1 } else { 0 };
         if *failures >= FAILURES_MAX {
             return format!("it has ended at once {FAILURES_MAX} times in a row and is not started again; its message is above");
         }
@@ -327,7 +329,7 @@ async fn run_command(
         }
         if let Some((Process { name, worker, .. }, status)) = processes.ended() {
             let what = match worker {
-                Some((slot, started)) => workers.replace(slot, started, processes),
+                Some((slot, started)) => workers.replace(slot, started, status, processes),
                 None => "the command goes on, and will fail".to_owned(),
             };
             eprintln!("pathways: {name} ended ({status}); {what}");
@@ -348,7 +350,7 @@ async fn stay_up(args: &Args, processes: &mut Processes, announcement: &Announce
         sleep(Duration::from_millis(100)).await;
         if let Some((Process { name, worker, .. }, status)) = processes.ended() {
             let Some((slot, started)) = worker else { bail!("{name} ended ({status})") };
-            eprintln!("pathways: {name} ended ({status}); {}", workers.replace(slot, started, processes));
+            eprintln!("pathways: {name} ended ({status}); {}", workers.replace(slot, started, status, processes));
         }
     }
 }
