@@ -54,7 +54,7 @@ def test_a_killed_worker_comes_back_and_the_others_do_not_notice(start_cluster):
         client.wait_for(rf"KILL {turn}\.")
         workers = {w["slot"]: w for w in cluster.status()["workers"]}
         os.kill(workers[turn % 3]["pid"], signal.SIGKILL)
-    rounds = client.finish(120).value
+    rounds = client.finish(60 + 10 * ROUNDS).value
     print("seconds until ready again:", sorted(round(r["seconds"], 2) for r in rounds))
     assert len(rounds) == ROUNDS
     for turn, got in enumerate(rounds):

@@ -2,6 +2,7 @@
 
 mod expected;
 mod jax_tests;
+mod recovery;
 mod versions;
 
 use std::path::Path;
@@ -11,6 +12,7 @@ cargo xtask accept SUITE [OPTIONS]
 
   jax-tests     JAX's own test files, compared test by test with stock JAX
   jax-versions  a small program with several JAX releases against one running server
+  recovery      one of three workers is killed, again and again, under live arrays
 
 `cargo xtask accept SUITE --help` says more.";
 
@@ -20,6 +22,7 @@ pub(crate) fn task(root: &Path, args: &[String]) -> Result<(), String> {
     match suite.as_str() {
         "jax-tests" => crate::help_or(wants_help, jax_tests::HELP, || jax_tests::task(root, rest)),
         "jax-versions" => crate::help_or(wants_help, versions::HELP, || versions::task(root, rest)),
+        "recovery" => crate::help_or(wants_help, recovery::HELP, || recovery::task(root, rest)),
         "--help" | "-h" => crate::help_or(true, HELP, || Ok(())),
         other => Err(format!("there is no suite '{other}'\n\n{HELP}")),
     }
