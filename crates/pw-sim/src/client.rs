@@ -54,7 +54,7 @@ pub(crate) struct Client {
     programs: Programs,
     devices_per_worker: usize,
     /// Physical device of each virtual one; empty until the session is open.
-    devices: Vec<PhysicalDeviceId>,
+    pub(crate) devices: Vec<PhysicalDeviceId>,
     arrays: Vec<Array>,
     /// Handles that were given away or deleted.
     stale: Vec<Handle>,

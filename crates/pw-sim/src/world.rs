@@ -279,6 +279,10 @@ impl World {
         if self.edge.is_closed(session) {
             return;
         }
+        if client.devices.is_empty() && !self.rejoins && self.workers.iter().any(Option::is_none) {
+            // It waits for a worker that will not come.
+            client.left = 0;
+        }
         if let Some(out) = client.step(&mut self.rng) {
             self.summary.requests += 1;
             for &(buffer, bytes) in &out.streams {
