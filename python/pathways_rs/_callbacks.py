@@ -83,10 +83,13 @@ def install(jax, is_ours):
 
 def _refuse(given):
     if given.get("partitioned"):
-        raise NotImplementedError("partitioned callbacks are not served by a pathways-rs cluster")
+        raise NotImplementedError("partitioned callbacks are not served by a pathways-rs cluster: leave out `partitioned`, or map the call with shard_map")
     for aval in [*given["operand_avals"], *given["result_avals"]]:
         if getattr(aval.dtype, "name", "").startswith(("int2", "int4", "uint2", "uint4", "float4")):
-            raise NotImplementedError(f"host callbacks with arrays of {aval.dtype.name} are not served by a pathways-rs cluster")
+            raise NotImplementedError(
+                f"host callbacks with arrays of {aval.dtype.name} are not served by a pathways-rs cluster: "
+                "convert to a type of 8 bits or more"
+            )
 
 
 class _Inside:

@@ -35,6 +35,9 @@ Examples:
 #[derive(Subcommand)]
 enum Command {
     /// Start a whole cluster on this machine, run a command on it, then stop everything
+    ///
+    /// A worker that ends is started again: the arrays that lived there are lost, its devices work again for new ones. One that ends
+    /// at once five times in a row, by itself, stays down.
     Local(local::Args),
     /// Run the controller: it serves JAX clients and orders the workers
     Controller(controller::Args),
