@@ -13,6 +13,10 @@ mod worker;
 
 use clap::{Parser, Subcommand};
 
+/// Also what the plugin and every other library of the process allocates with.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Drive the accelerators of many hosts from one unchanged JAX program.
 #[derive(Parser)]
 #[command(name = "pathways", version, propagate_version = true, max_term_width = 110, after_help = EXAMPLES)]

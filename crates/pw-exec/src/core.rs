@@ -34,6 +34,8 @@ pub(crate) struct Device {
     pub(crate) thread: u32,
     /// What the thread of this device holds.
     pub(crate) outstanding: u32,
+    /// Launches in the queue that are not brief and run on each member's own thread.
+    pub(crate) lengthy: u32,
     /// In the list of queues to look at.
     pub(crate) marked: bool,
 }
@@ -86,7 +88,7 @@ impl ExecCore {
         }
         match event {
             ExecEvent::Command(command) => self.on_command(command, fx),
-            ExecEvent::LaunchDone { run, device_ns, result } => self.on_launch_done(run, device_ns, result, fx),
+            ExecEvent::LaunchDone { run, device_ns, busy_ns, result } => self.on_launch_done(run, (device_ns, busy_ns), result, fx),
             ExecEvent::CopyDone { run, result } | ExecEvent::WriteDone { run, result } => self.on_filled(run, result, fx),
             ExecEvent::ReadDone { run, result } | ExecEvent::SendDone { run, result } => self.on_sent(run, result, fx),
             ExecEvent::Landed { session, buffer } => self.on_landed(session, buffer, fx),
@@ -122,6 +124,11 @@ impl ExecCore {
             return Err(format!("{all} holds, {wanted} by commands and {listed} by the index"));
         }
         for (index, device) in self.devices.iter().enumerate() {
+            let launches = device.queue.iter().filter_map(|&key| self.nodes.get(key)?.launch());
+            let lengthy = launches.filter(|start| start.is_lengthy()).count();
+            if lengthy != device.lengthy as usize {
+                return Err(format!("device {index}: {} long launches, recounted {lengthy}", device.lengthy));
+            }
             for (place, &key) in device.queue.iter().enumerate() {
                 let started = self.nodes.get(key).map(|n| n.started);
                 if (place < device.handed) != (started == Some(true)) {

@@ -20,12 +20,12 @@ pub struct Part {
     pub count: u32,
 }
 
-/// Who runs the members of a launch.
+/// How the members of a launch run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// The thread of the lowest member device launches for all: one Execute.
+    /// One Execute for all, by the thread of the lowest member device.
     Gang,
-    /// Each member device's own thread runs the program for one device.
+    /// One Execute for each, by its device's own thread; by one thread where the launch is brief.
     PerDevice,
 }
 
@@ -46,6 +46,8 @@ pub enum ExecEvent {
     LaunchDone {
         run: RunId,
         device_ns: u64,
+        /// What it takes to run all members one after the other.
+        busy_ns: u64,
         result: Result<Arc<[u64]>, Arc<Status>>,
     },
     /// `Ok` carries the bytes of every shard of the output; 0 for what another worker makes.
@@ -105,10 +107,9 @@ pub enum ExecEvent {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExecEffect {
-    /// Append to the queue of device thread `thread` ([`Form::Gang`]), or to the queue of every member device's thread
-    /// ([`Form::PerDevice`]); a thread serves its queue in order. Where an argument's shard is not filled yet, an
-    /// earlier launch of the same thread fills it; where that one failed, this one must not run and ends with the same
-    /// status. A launch that fails on one member fails as a whole.
+    /// Append to the queues of [`StartLaunch::threads`]; a thread serves its queue in order. Where an argument's shard
+    /// is not filled yet, an earlier launch of the same thread fills it; where that one failed, this one must not run
+    /// and ends with the same status. A launch that fails on one member fails as a whole.
     Launch(Arc<StartLaunch>),
     Copy(Arc<StartCopy>),
     Write(Arc<StartWrite>),
@@ -164,8 +165,13 @@ pub struct StartLaunch {
     /// Whose launch it is: its host callbacks go there.
     pub session: SessionId,
     pub executable: ExecutableId,
-    /// The lowest member device; in [`Form::Gang`] its thread launches for all.
+    /// The lowest member device.
     pub thread: u32,
+    /// The thread of that device runs all members: in [`Form::Gang`] always, else where waking the others costs more
+    /// than they would save.
+    pub one_thread: bool,
+    /// As far as is known it takes so little, and waits for nothing, that whoever has it may run it on the spot.
+    pub brief: bool,
     pub launch_id: i32,
     pub program: Arc<LoadedProgram>,
     pub arguments: Vec<StartArgument>,
@@ -186,18 +192,17 @@ pub struct StartArgument {
 impl StartLaunch {
     /// The thread that runs the member on `device`.
     pub fn thread_of(&self, device: u32) -> u32 {
-        match self.program.form {
-            Form::Gang => self.thread,
-            Form::PerDevice => device,
-        }
+        if self.one_thread { self.thread } else { device }
     }
 
     /// The threads that have it in their queues.
     pub fn threads(&self) -> &[u32] {
-        match self.program.form {
-            Form::Gang => std::slice::from_ref(&self.thread),
-            Form::PerDevice => &self.program.devices,
-        }
+        if self.one_thread { std::slice::from_ref(&self.thread) } else { &self.program.devices }
+    }
+
+    /// Others had better not wait until it has left the threads of its members.
+    pub(crate) fn is_lengthy(&self) -> bool {
+        !self.brief && !self.one_thread
     }
 
     /// The parts of argument `index`, together one shard per member in execution order.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::check::check_arguments;
 use crate::core::{ExecCore, finished};
-use crate::event::{BackingKey, ExecEffect, LoadedProgram, Part, StartArgument, StartLaunch};
+use crate::event::{BackingKey, ExecEffect, Form, LoadedProgram, Part, StartArgument, StartLaunch};
 use crate::node::{NodeKey, Work};
 use crate::program::{Executable, Loaded};
 use crate::table::{Inspected, Specs};
@@ -52,15 +52,20 @@ impl ExecCore {
         if let Err(status) = check_arguments(&self.table, loaded, &parts, &ends) {
             return self.refuse(order, &outputs, Arc::new(status), fx);
         }
+        let brief = loaded.is_brief();
         let mut donate: SmallVec<[bool; 16]> = arguments.iter().zip(&loaded.donates).map(|(a, &can)| a.donate && can).collect();
         self.settle_donations(order.run, &parts, &ends, &mut donate);
         let arguments = ends.iter().zip(&donate).map(|(&end, &donate)| StartArgument { end, donate }).collect();
         let thread = program.devices.iter().copied().min().expect("a program has devices");
+        // Behind long launches it follows them to their threads, which are awake and would have to be waited for.
+        let follows = program.devices.iter().any(|&device| self.devices[device as usize].lengthy > 0);
         let start = StartLaunch {
             run: order.run,
             session: order.session,
             executable,
             thread,
+            one_thread: program.form == Form::Gang || (brief && !follows),
+            brief,
             launch_id,
             program,
             arguments,
@@ -125,7 +130,9 @@ impl ExecCore {
         }
         let key = self.admit(order, outputs, Work::Launch(start.clone()));
         for &device in &start.program.devices {
-            self.devices[device as usize].queue.push_back(key);
+            let device = &mut self.devices[device as usize];
+            device.queue.push_back(key);
+            device.lengthy += u32::from(start.is_lengthy());
         }
         self.mark(start.thread);
     }
@@ -247,6 +254,7 @@ impl ExecCore {
                 device.queue.remove(place);
                 device.handed -= 1;
             }
+            device.lengthy -= u32::from(start.is_lengthy());
             self.mark(member);
         }
         if started {
@@ -258,7 +266,13 @@ impl ExecCore {
         self.unload_if_idle(start.executable, fx);
     }
 
-    pub(crate) fn on_launch_done(&mut self, run: RunId, device_ns: u64, result: Result<Arc<[u64]>, Arc<Status>>, fx: &mut Vec<ExecEffect>) {
+    pub(crate) fn on_launch_done(
+        &mut self,
+        run: RunId,
+        (device_ns, busy_ns): (u64, u64),
+        result: Result<Arc<[u64]>, Arc<Status>>,
+        fx: &mut Vec<ExecEffect>,
+    ) {
         let key = self.runs.get(&run).copied();
         let started = key.and_then(|key| self.nodes.get(key)).filter(|n| n.started).and_then(|n| n.launch()).cloned();
         let (Some(key), Some(start)) = (key, started) else {
@@ -270,6 +284,9 @@ impl ExecCore {
         };
         if sizes.len() != start.outputs.len() {
             return self.die(format!("run {run} has {} outputs, {} sizes given", start.outputs.len(), sizes.len()), fx);
+        }
+        if let Some(Executable::Loaded(loaded)) = self.executables.entries.get_mut(&start.executable) {
+            loaded.times.note(busy_ns);
         }
         // Given away before received: the ledger never shows storage twice.
         for index in (0..start.arguments.len()).filter(|&i| start.arguments[i].donate) {

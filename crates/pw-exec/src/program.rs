@@ -30,6 +30,7 @@ pub(crate) struct Loaded {
     pub(crate) launches: u32,
     /// Unload once there are none.
     pub(crate) unload: bool,
+    pub(crate) times: Times,
 }
 
 impl Loaded {
@@ -42,7 +43,38 @@ impl Loaded {
                 *slot = true;
             }
         }
-        Loaded { program, parameters, outputs, donates, launches: 0, unload: false }
+        Loaded { program, parameters, outputs, donates, launches: 0, unload: false, times: Times::default() }
+    }
+
+    pub(crate) fn is_brief(&self) -> bool {
+        let report = &self.program.report;
+        report.collectives == 0 && !report.host_callbacks && self.times.are_brief()
+    }
+}
+
+/// A launch that takes less, all members together, is not worth waking another thread for.
+const BRIEF_NS: u64 = 80_000;
+/// A launch that takes so long does so by itself, not because something disturbed it.
+const LONG_NS: u64 = 5_000_000;
+/// Launches after a long one that are not taken for brief.
+const DOUBTS: u32 = 256;
+
+/// How long the launches of a program take when nothing disturbs them: the least seen, which slowly forgets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Times {
+    least: Option<u64>,
+    /// Launches to go until it can be brief again.
+    doubts: u32,
+}
+
+impl Times {
+    pub(crate) fn note(&mut self, ns: u64) {
+        self.least = Some(self.least.map_or(ns, |least| ns.min(least + least / 64 + 1)));
+        self.doubts = if ns >= LONG_NS { DOUBTS } else { self.doubts.saturating_sub(1) };
+    }
+
+    fn are_brief(self) -> bool {
+        self.doubts == 0 && self.least.is_some_and(|ns| ns < BRIEF_NS)
     }
 }
 
@@ -114,5 +146,35 @@ impl<T: Copy + Eq + std::hash::Hash> Recent<T> {
 
     pub(crate) fn contains(&self, value: T) -> bool {
         self.set.contains(&value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_forgets_slowly() {
+        let mut times = Times::default();
+        for ns in [900, 100, 800] {
+            times.note(ns);
+        }
+        assert_eq!(times.least, Some(102));
+        (0..1000).for_each(|_| times.note(800));
+        assert_eq!(times.least, Some(800));
+    }
+
+    #[test]
+    fn a_program_that_is_long_now_and_then_is_not_brief() {
+        let mut times = Times::default();
+        assert!(!times.are_brief(), "nothing is known");
+        times.note(BRIEF_NS - 1);
+        assert!(times.are_brief());
+        times.note(LONG_NS);
+        for _ in 0..DOUBTS {
+            assert!(!times.are_brief());
+            times.note(1);
+        }
+        assert!(times.are_brief());
     }
 }

@@ -88,6 +88,39 @@ fn both_forms_share_devices_by_turns() {
 }
 
 #[test]
+fn brief_launches_wait_for_their_threads_to_be_free_and_then_need_one() {
+    let mut s = Script::new(2);
+    s.load(1, per_device(&[0, 1], 0, 1, &[]));
+    assert_eq!(s.launch(11, 1, 2, &[]), ["launch r11 on 0+1: -> b0"]);
+    assert_eq!(s.launch(12, 1, 2, &[]), ["launch r12 on 0+1: -> b1"]);
+    // Now it is known how short they are, but r12 was sent off as one that may be long: it is followed.
+    assert_eq!(s.done_soon(11), ["finished r11"]);
+    assert_eq!(s.launch(13, 1, 2, &[]), ["launch r13 on 0+1: -> b2"]);
+    assert_eq!(s.done_soon(12), ["finished r12"]);
+    // r13 is short: worth waiting for.
+    assert_eq!(s.launch(14, 1, 2, &[]), NOTHING);
+    assert_eq!(s.launch(15, 1, 2, &[]), NOTHING);
+    assert_eq!(s.done_soon(13), ["finished r13", "launch r14 on 0: -> b3", "launch r15 on 0: -> b4"]);
+}
+
+#[test]
+fn a_brief_launch_follows_long_ones_and_long_ones_wait_for_it() {
+    let mut s = Script::new(2);
+    s.load(1, per_device(&[0, 1], 0, 1, &[]));
+    s.load(2, per_device(&[0, 1], 0, 1, &[]));
+    s.launch(10, 1, 2, &[]);
+    s.done_soon(10);
+    assert_eq!(s.launch(11, 2, 2, &[]), ["launch r11 on 0+1: -> b1"]);
+    assert_eq!(s.launch(12, 1, 2, &[]), ["launch r12 on 0+1: -> b2"]);
+    assert_eq!(s.done(11), ["finished r11"]);
+    assert_eq!(s.done_soon(12), ["finished r12"]);
+    assert_eq!(s.launch(13, 1, 2, &[]), ["launch r13 on 0: -> b3"]);
+    // Device 1 is in the hands of thread 0.
+    assert_eq!(s.launch(14, 2, 2, &[]), NOTHING);
+    assert_eq!(s.done_soon(13), ["finished r13", "launch r14 on 0+1: -> b4"]);
+}
+
+#[test]
 fn the_bound_on_what_is_ahead_holds_for_every_member() {
     let mut s = Script::with_ahead(2, 1);
     s.load(1, per_device(&[0, 1], 0, 1, &[]));

@@ -512,7 +512,7 @@ impl Worker {
             Some(status) => Err(status),
             None => Ok(sizes.into()),
         };
-        self.inbox.push(ExecEvent::LaunchDone { run: job.start.run, device_ns: job.device_ns, result });
+        self.inbox.push(ExecEvent::LaunchDone { run: job.start.run, device_ns: job.device_ns, busy_ns: job.device_ns, result });
         self.wake(around);
     }
 

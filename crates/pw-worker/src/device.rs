@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pw_exec::LoadedProgram;
@@ -18,7 +18,6 @@ pub(crate) struct Program {
     pub(crate) runner: Runner,
     /// Bytes on one device of each output, told by the first run.
     pub(crate) sizes: OnceLock<Arc<[u64]>>,
-    times: Mutex<Least>,
 }
 
 /// What runs it, by [`pw_exec::Form`].
@@ -27,38 +26,9 @@ pub(crate) enum Runner {
     PerDevice(PerDevice),
 }
 
-/// A launch that takes less, all members together, is not worth waking another thread for.
-const TINY_NS: u64 = 80_000;
-
 impl Program {
     pub(crate) fn new(loaded: Arc<LoadedProgram>, runner: Runner) -> Program {
-        Program { loaded, runner, sizes: OnceLock::new(), times: Mutex::default() }
-    }
-
-    /// Its launches are so short, as far as is known, and so sure not to wait for anything, that whoever has one may
-    /// run it on the spot.
-    pub(crate) fn is_tiny(&self) -> bool {
-        let report = &self.loaded.report;
-        report.collectives == 0 && !report.host_callbacks && self.times().0.is_some_and(|ns| ns < TINY_NS)
-    }
-
-    /// A launch took so long, all members one after the other.
-    pub(crate) fn note_time(&self, ns: u64) {
-        self.times().note(ns);
-    }
-
-    fn times(&self) -> std::sync::MutexGuard<'_, Least> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How long something takes when nothing disturbs it: the least seen, which slowly forgets.
-#[derive(Clone, Copy, Debug, Default)]
-struct Least(Option<u64>);
-
-impl Least {
-    fn note(&mut self, ns: u64) {
-        self.0 = Some(self.0.map_or(ns, |least| ns.min(least + least / 64 + 1)));
+        Program { loaded, runner, sizes: OnceLock::new() }
     }
 }
 
@@ -91,7 +61,7 @@ impl Clock {
 /// What a device thread is given.
 pub(crate) enum DeviceJob {
     /// A launch, for all its members.
-    Gang(LaunchJob),
+    All(LaunchJob),
     /// A launch, for the member on this device.
     Member(Arc<LaunchJob>, usize),
 }
@@ -100,27 +70,11 @@ pub(crate) enum DeviceJob {
 pub(crate) fn serve(jobs: &Receiver<DeviceJob>, clock: &Clock, exec: &ExecSender) {
     while let Ok(job) = jobs.recv() {
         let done = match job {
-            DeviceJob::Gang(job) => Some(launch::run_gang(job, clock)),
+            DeviceJob::All(job) => Some(launch::run_all(job, clock)),
             DeviceJob::Member(job, member) => launch::run_member(job, member, clock),
         };
         if let Some(done) = done {
             exec.send(done);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_forgets_slowly() {
-        let mut least = Least::default();
-        for ns in [900, 100, 800] {
-            least.note(ns);
-        }
-        assert_eq!(least.0, Some(102));
-        (0..1000).for_each(|_| least.note(800));
-        assert_eq!(least.0, Some(800));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, Form, StartLaunch, StartRead, StartWrite};
+use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, StartLaunch, StartRead, StartWrite};
 use pw_pjrt::AlignedBlock;
 use pw_types::{Command, CompileCommand, DType, Dims, ExecutableId, Handle, Report, SessionId, Status};
 use rustc_hash::FxHashMap;
@@ -23,7 +23,7 @@ use crate::transfer::{self, TransferJob, Transfers};
 const TURN_MAX: usize = 256;
 
 /// Time of one turn that may go into launches on the exec thread itself.
-const TINY_LAUNCHES: Duration = Duration::from_micros(100);
+const BRIEF_LAUNCHES: Duration = Duration::from_micros(500);
 
 /// Memory of this size and more is given back on another thread: it takes the kernel milliseconds.
 const SLOW_DROP_BYTES: u64 = 1 << 20;
@@ -84,8 +84,8 @@ pub(crate) struct Exec {
     outlets: Outlets,
     /// Launches that each device thread has.
     outstanding: Vec<u32>,
-    /// What is left of [`TINY_LAUNCHES`].
-    tiny_left: Duration,
+    /// What is left of [`BRIEF_LAUNCHES`].
+    brief_left: Duration,
     effects: Vec<ExecEffect>,
     /// Answers to effects that were carried out at once.
     answers: VecDeque<ExecEvent>,
@@ -101,7 +101,7 @@ impl Exec {
             blocks: FxHashMap::default(),
             programs: FxHashMap::default(),
             outstanding: vec![0; outlets.devices.len()],
-            tiny_left: TINY_LAUNCHES,
+            brief_left: BRIEF_LAUNCHES,
             outlets,
             effects: Vec::new(),
             answers: VecDeque::new(),
@@ -119,7 +119,7 @@ impl Exec {
                 self.take(message);
             }
             self.step(ExecEvent::EndOfTurn);
-            self.tiny_left = TINY_LAUNCHES;
+            self.brief_left = BRIEF_LAUNCHES;
             if !self.reports.is_empty() {
                 // Nobody listens: the connection is gone and the process ends.
                 let _ = self.outlets.reports.send(std::mem::take(&mut self.reports));
@@ -224,32 +224,27 @@ impl Exec {
         let outputs = start.outputs.iter().map(|&key| self.store.create(key, members)).collect();
         // Threads less to wake. They have nothing, so nobody else is on these devices.
         let idle = start.threads().iter().all(|&thread| self.outstanding[thread as usize] == 0);
-        let at_once = idle && !self.tiny_left.is_zero() && program.is_tiny();
+        let at_once = idle && start.brief && !self.brief_left.is_zero();
         let job = LaunchJob::new(start.clone(), program, sources, outputs);
         if at_once {
             let begun = Instant::now();
-            let done = match start.program.form {
-                Form::Gang => launch::run_gang(job, &self.outlets.clock),
-                Form::PerDevice => launch::run_members(job, &self.outlets.clock),
-            };
-            self.tiny_left = self.tiny_left.saturating_sub(begun.elapsed());
+            let done = launch::run_all(job, &self.outlets.clock);
+            self.brief_left = self.brief_left.saturating_sub(begun.elapsed());
             if let Message::LaunchDone { event, .. } = done {
                 self.answers.push_back(event);
             }
             return;
         }
         start.threads().iter().for_each(|&thread| self.outstanding[thread as usize] += 1);
-        match start.program.form {
-            Form::Gang => self.send("device", |o| o.devices[start.thread as usize].send(DeviceJob::Gang(job)).is_ok()),
-            Form::PerDevice => {
-                // None is left here: the last hold that goes is the one that says how the launch ended.
-                let jobs = std::iter::repeat_n(Arc::new(job), start.program.devices.len());
-                self.send("device", |o| {
-                    let mut members = start.program.devices.iter().zip(jobs).enumerate();
-                    members.all(|(member, (&device, job))| o.devices[device as usize].send(DeviceJob::Member(job, member)).is_ok())
-                });
-            }
+        if start.one_thread {
+            return self.send("device", |o| o.devices[start.thread as usize].send(DeviceJob::All(job)).is_ok());
         }
+        // None is left here: the last hold that goes is the one that says how the launch ended.
+        let jobs = std::iter::repeat_n(Arc::new(job), start.program.devices.len());
+        self.send("device", |o| {
+            let mut members = start.program.devices.iter().zip(jobs).enumerate();
+            members.all(|(member, (&device, job))| o.devices[device as usize].send(DeviceJob::Member(job, member)).is_ok())
+        });
     }
 
     fn write(&mut self, start: Arc<StartWrite>) {

@@ -1,13 +1,13 @@
 //! One launch in the hands of device threads: its arguments, its outputs, and how it ends.
 //!
-//! In the gang form one thread runs it as a whole. In the per-device form each member's thread runs its part, and the
-//! last one to let go of it says how it ended; a member that fails makes the whole launch fail.
+//! One thread runs it as a whole, or each member's thread runs its part, and then the last one to let go of it says how
+//! it ended; a member that fails makes the whole launch fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use pw_exec::{ExecEvent, Part, StartLaunch};
+use pw_exec::{ExecEvent, Form, Part, StartLaunch};
 use pw_pjrt::{Buffer, ExecuteOptions, PjrtError};
 use pw_types::Status;
 
@@ -27,15 +27,15 @@ pub(crate) struct LaunchJob {
     handed: Instant,
     /// Why it fails; the first reason.
     failed: OnceLock<Arc<Status>>,
-    /// The longest time of a member, and all together.
     device_ns: AtomicU64,
-    busy_ns: AtomicU64,
+    /// The least time of a member.
+    least_ns: AtomicU64,
 }
 
 impl LaunchJob {
     pub(crate) fn new(start: Arc<StartLaunch>, program: Arc<Program>, sources: Vec<Arc<Stored>>, outputs: Vec<Arc<Stored>>) -> LaunchJob {
-        let (device_ns, busy_ns) = (AtomicU64::new(0), AtomicU64::new(0));
-        LaunchJob { start, program, sources, outputs, handed: Instant::now(), failed: OnceLock::new(), device_ns, busy_ns }
+        let (device_ns, least_ns) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        LaunchJob { start, program, sources, outputs, handed: Instant::now(), failed: OnceLock::new(), device_ns, least_ns }
     }
 
     /// The shard of argument `index` that a member takes.
@@ -95,11 +95,10 @@ impl LaunchJob {
     }
 
     /// All members are done, and nobody else has a hand on it.
-    fn conclude(self) -> Message {
-        let LaunchJob { start, program, sources, outputs, failed, device_ns, busy_ns, .. } = self;
+    fn conclude(self, busy_ns: u64) -> Message {
+        let LaunchJob { start, program, sources, outputs, failed, device_ns, .. } = self;
         // The hold on the inputs goes before the core hears that they are free.
         drop(sources);
-        program.note_time(busy_ns.into_inner());
         let result = match (failed.into_inner(), program.sizes.get()) {
             (Some(status), _) => Err(status),
             (None, Some(sizes)) => Ok(sizes.clone()),
@@ -108,20 +107,25 @@ impl LaunchJob {
         if let Err(status) = &result {
             outputs.iter().for_each(|output| output.poison(status));
         }
-        let event = ExecEvent::LaunchDone { run: start.run, device_ns: device_ns.into_inner(), result };
+        let event = ExecEvent::LaunchDone { run: start.run, device_ns: device_ns.into_inner(), busy_ns, result };
         Message::LaunchDone { start, event }
     }
 }
 
-/// Runs a launch of a gang to its end.
-pub(crate) fn run_gang(job: LaunchJob, clock: &Clock) -> Message {
+/// Runs all members of a launch to their end.
+pub(crate) fn run_all(job: LaunchJob, clock: &Clock) -> Message {
     let begun = Instant::now();
-    if let Err(status) = all_at_once(&job) {
-        let _ = job.failed.set(status);
+    match job.start.program.form {
+        Form::Gang => {
+            if let Err(status) = all_at_once(&job) {
+                let _ = job.failed.set(status);
+            }
+            job.device_ns.store(clock.finish(&job.start.program.devices, job.handed), Ordering::Relaxed);
+        }
+        // One after the other: a launch that comes here is one whose members do not wait for one another.
+        Form::PerDevice => (0..job.start.program.devices.len()).for_each(|member| run_one(&job, member, clock)),
     }
-    job.busy_ns.store(nanoseconds(begun), Ordering::Relaxed);
-    job.device_ns.store(clock.finish(&job.start.program.devices, job.handed), Ordering::Relaxed);
-    job.conclude()
+    job.conclude(nanoseconds(begun))
 }
 
 fn all_at_once(job: &LaunchJob) -> Result<(), Arc<Status>> {
@@ -138,15 +142,10 @@ fn all_at_once(job: &LaunchJob) -> Result<(), Arc<Status>> {
 /// Runs a member of a launch to its end; the last one says how the launch has ended.
 pub(crate) fn run_member(job: Arc<LaunchJob>, member: usize, clock: &Clock) -> Option<Message> {
     run_one(&job, member, clock);
-    Arc::into_inner(job).map(LaunchJob::conclude)
-}
-
-/// Runs all members, one after the other, which only those can that do not wait for one another.
-pub(crate) fn run_members(job: LaunchJob, clock: &Clock) -> Message {
-    for member in 0..job.start.program.devices.len() {
-        run_one(&job, member, clock);
-    }
-    job.conclude()
+    let job = Arc::into_inner(job)?;
+    // Members do much the same; the least time is that of one which did not share its core with the others.
+    let busy_ns = job.least_ns.load(Ordering::Relaxed).saturating_mul(job.start.program.devices.len() as u64);
+    Some(job.conclude(busy_ns))
 }
 
 fn run_one(job: &LaunchJob, member: usize, clock: &Clock) {
@@ -156,7 +155,7 @@ fn run_one(job: &LaunchJob, member: usize, clock: &Clock) {
         Runner::PerDevice(program) => part(job, program, member, device),
         Runner::Gang(_) => drop(job.failed.set(Arc::new(Status::internal("a gang's program is launched by one member")))),
     }
-    job.busy_ns.fetch_add(nanoseconds(begun), Ordering::Relaxed);
+    job.least_ns.fetch_min(nanoseconds(begun), Ordering::Relaxed);
     job.device_ns.fetch_max(clock.finish(&[device], job.handed), Ordering::Relaxed);
 }
 
