@@ -10,6 +10,7 @@ use std::hash::BuildHasherDefault;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
@@ -31,6 +32,10 @@ pub const INBOX: u32 = 1024;
 /// Small responses are written into blocks of this size.
 const OUTBOX_BLOCK: usize = 16 << 10;
 
+/// Responses that nobody waits for leave together, when one that is waited for does, or after this time: a write less
+/// here and a wake-up less at the client for each.
+const PATIENCE: Duration = Duration::from_millis(1);
+
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) uploads: Uploads,
@@ -44,6 +49,10 @@ pub(crate) struct Session {
 
 struct Wire {
     outbox: BytesMut,
+    /// Something in the outbox may be waited for.
+    urgent: bool,
+    /// A task will flush the outbox.
+    flushing: bool,
     /// Bytes that were taken out of the outbox so far.
     taken: u64,
     writer: Option<Waker>,
@@ -86,6 +95,8 @@ impl Session {
         let config = &hub.config;
         let wire = Wire {
             outbox: BytesMut::new(),
+            urgent: false,
+            flushing: false,
             taken: 0,
             writer: None,
             reader: None,
@@ -133,13 +144,28 @@ impl Session {
     }
 
     /// After a batch of calls below: lets the client's tasks see what they did.
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake(self: &Arc<Session>) {
         let mut wire = self.wire();
-        if !wire.outbox.is_empty() || wire.end.is_some() {
+        if wire.urgent || wire.end.is_some() || wire.outbox.len() >= OUTBOX_BLOCK / 2 {
             wire.wake_writer();
+        } else if !wire.outbox.is_empty() && !wire.flushing {
+            wire.flushing = true;
+            let session = Arc::clone(self);
+            tokio::spawn(async move {
+                tokio::time::sleep(PATIENCE).await;
+                session.flush();
+            });
         }
         if wire.may_read() || wire.end.is_some() {
             wire.wake_reader();
+        }
+    }
+
+    fn flush(&self) {
+        let mut wire = self.wire();
+        wire.flushing = false;
+        if !wire.outbox.is_empty() {
+            wire.wake_writer();
         }
     }
 
@@ -149,6 +175,7 @@ impl Session {
         wire.phase = Phase::Open;
         if let Some(meta) = wire.answer(op) {
             wire.send(&ifrt::encode_init(op, view, self.callbacks.address(), meta));
+            wire.urgent = true;
         }
     }
 
@@ -171,6 +198,7 @@ impl Session {
                 }
                 if let Some(meta) = wire.answer(op) {
                     wire.send(&ifrt::encode_reply(op, &reply, meta));
+                    wire.urgent |= !is_patient(&reply);
                 }
             }
             Err(status) => {
@@ -324,6 +352,7 @@ impl Wire {
             self.released.push(pending.user_context);
         }
         self.send(&ifrt::encode_error(op, status));
+        self.urgent = true;
         pending.download
     }
 
@@ -332,6 +361,15 @@ impl Wire {
             self.outbox.reserve(OUTBOX_BLOCK);
         }
         grpc::write(response, &mut self.outbox);
+    }
+}
+
+/// The client has named what it gets, and goes on without the answer (protocol fact: ifrt-proxy, Execute).
+fn is_patient(reply: &Reply) -> bool {
+    match reply {
+        Reply::Execute(execute) => execute.outputs.is_empty(),
+        Reply::DestructArrays => true,
+        _ => false,
     }
 }
 
@@ -443,6 +481,7 @@ impl http_body::Body for Responses {
         let mut wire = this.session.wire();
         if !wire.outbox.is_empty() {
             let data = wire.outbox.split().freeze();
+            wire.urgent = false;
             wire.taken += data.len() as u64;
             if data.len() > this.session.unread_soft {
                 wire.wake_reader();

@@ -1,15 +1,16 @@
-//! The exec thread: the pure core, the store of real buffers, and the hands that carry out what the core orders.
+//! The pure core, the store of real buffers, and the hands that carry out what the core orders. It shares a thread with
+//! the control stream, so that no command and no report waits for a thread to wake.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, StartLaunch, StartRead, StartWrite};
 use pw_pjrt::AlignedBlock;
 use pw_types::{Command, CompileCommand, DType, Dims, ExecutableId, Handle, Report, SessionId, Status};
 use rustc_hash::FxHashMap;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::convert;
 use crate::device::{Clock, DeviceJob, Program};
@@ -22,7 +23,7 @@ use crate::transfer::{self, TransferJob, Transfers};
 /// Messages of one turn; reports leave between turns.
 const TURN_MAX: usize = 256;
 
-/// Time of one turn that may go into launches on the exec thread itself.
+/// Time of one turn that may go into launches on the spot.
 const BRIEF_LAUNCHES: Duration = Duration::from_micros(500);
 
 /// Memory of this size and more is given back on another thread: it takes the kernel milliseconds.
@@ -46,12 +47,11 @@ pub(crate) enum Message {
         executable: ExecutableId,
         result: Result<Arc<Program>, Status>,
     },
-    Stop,
 }
 
-/// The way into the exec thread. Sending to one that has ended does nothing: the process is ending too.
+/// The way in, from any thread. Sending to one that has ended does nothing: the process is ending too.
 #[derive(Clone)]
-pub(crate) struct ExecSender(pub(crate) Sender<Message>);
+pub(crate) struct ExecSender(pub(crate) UnboundedSender<Message>);
 
 impl ExecSender {
     pub(crate) fn send(&self, message: Message) {
@@ -110,20 +110,18 @@ impl Exec {
         }
     }
 
-    /// Works turn by turn until told to stop.
-    pub(crate) fn serve(mut self, messages: &Receiver<Message>) {
-        while !self.stopped {
-            let Ok(first) = messages.recv() else { return };
-            self.take(first);
-            for message in messages.try_iter().take(TURN_MAX) {
-                self.take(message);
-            }
+    /// Works turn by turn until something fatal happens. Others have their turns between two of its own.
+    pub(crate) async fn serve(mut self, mut messages: UnboundedReceiver<Message>) {
+        let mut batch = Vec::with_capacity(TURN_MAX);
+        while !self.stopped && messages.recv_many(&mut batch, TURN_MAX).await > 0 {
+            batch.drain(..).for_each(|message| self.take(message));
             self.step(ExecEvent::EndOfTurn);
             self.brief_left = BRIEF_LAUNCHES;
             if !self.reports.is_empty() {
                 // Nobody listens: the connection is gone and the process ends.
                 let _ = self.outlets.reports.send(std::mem::take(&mut self.reports));
             }
+            tokio::task::yield_now().await;
         }
     }
 
@@ -147,7 +145,6 @@ impl Exec {
                 });
                 self.step(ExecEvent::Loaded { executable, result });
             }
-            Message::Stop => self.stopped = true,
         }
     }
 

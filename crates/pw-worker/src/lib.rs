@@ -1,7 +1,7 @@
 //! The shell around the worker's core: plugin, compile child, device threads, data-plane endpoint.
 //!
 //! Owns: the process that holds devices. One exec thread has the core ([`pw_exec`]) and the real buffers; one thread
-//! per device runs launches (the exec thread runs tiny ones itself); others compile, load, copy and give memory back;
+//! per device runs launches (`Exec` runs tiny ones itself); others compile, load, copy and give memory back;
 //! tokio does the I/O. They talk by messages; the only thing they share is a slot per shard, filled once.
 //!
 //! Must never: decide what runs when (the core does), or compile in the process that serves devices.

@@ -34,13 +34,13 @@ struct Shared {
 }
 
 impl Peers {
-    /// Must be called within a runtime, which carries the connections.
-    pub(crate) fn new(token: String, exec: ExecSender) -> Peers {
+    /// The runtime carries the connections.
+    pub(crate) fn new(token: String, exec: ExecSender, runtime: tokio::runtime::Handle) -> Peers {
         let shared = Shared { token, exec, connections: Mutex::default(), running: Mutex::default() };
-        Peers { shared: Arc::new(shared), runtime: tokio::runtime::Handle::current() }
+        Peers { shared: Arc::new(shared), runtime }
     }
 
-    /// Sends these bytes, one source per item, and tells the exec thread how it ended.
+    /// Sends these bytes, one source per item, and tells `Exec` how it ended.
     pub(crate) fn send(&self, start: &StartSend, sources: Result<Vec<Arc<dyn DownloadSource>>, Arc<Status>>) {
         let (shared, command) = (self.shared.clone(), start.command.clone());
         let run = command.order.run;

@@ -79,7 +79,7 @@ impl Drop for ViewGuard {
     }
 }
 
-/// By key. Only the exec thread touches it.
+/// By key. Only `Exec` touches it.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     entries: Vec<Option<Arc<Stored>>>,

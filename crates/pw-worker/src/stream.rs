@@ -21,7 +21,7 @@ const UNACKNOWLEDGED_MAX: usize = 1 << 20;
 /// Acknowledgements owed that are worth a frame of their own.
 const ACKS_OWED_MAX: u64 = 64;
 
-/// The stream's connections to the exec thread.
+/// The stream's connections to `Exec`.
 pub(crate) struct Link {
     pub(crate) exec: ExecSender,
     pub(crate) reports: UnboundedReceiver<Vec<Report>>,
@@ -101,7 +101,7 @@ async fn write(
         let batch = tokio::select! {
             batch = reports.recv() => match batch {
                 Some(batch) => Some(batch),
-                // The exec thread has ended and has said why elsewhere.
+                // `Exec` has ended and has said why elsewhere.
                 None => std::future::pending().await,
             },
             _ = tick.tick() => None,

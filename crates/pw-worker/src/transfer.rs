@@ -16,7 +16,7 @@ use crate::convert;
 use crate::exec::{ExecSender, Message};
 use crate::store::{Stored, ViewGuard};
 
-/// Up to so many bytes a transfer is done at once, on the exec thread.
+/// Up to so many bytes a transfer is done at once, on `Exec`.
 const SMALL_BYTES: usize = 64 << 10;
 
 pub(crate) enum TransferJob {

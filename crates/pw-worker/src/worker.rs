@@ -1,4 +1,7 @@
 //! From the configuration to a serving worker: plugin, threads, data plane, controller.
+//!
+//! The thread that runs [`run`] serves the control stream and [`Exec`]; device threads, transfers, compiles and the data
+//! plane have their own.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -15,7 +18,8 @@ use pw_net::data::DataServer;
 use pw_pjrt::Client;
 use pw_types::{HostSlot, Incarnation, WorkerDevice, WorkerInfo};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::cache::Cache;
 use crate::child::open_plugin;
@@ -86,14 +90,21 @@ pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     let (client, cache) = opened.await.map_err(|e| WorkerError::Fatal(format!("loading the plugin: {e}")))??;
 
     let address = config.listen_data;
-    let listener = TcpListener::bind(address).await.map_err(|source| WorkerError::Listen { address, source })?;
+    let listener = TcpListener::bind(address).await.and_then(TcpListener::into_std);
+    let listener = listener.map_err(|source| WorkerError::Listen { address, source })?;
     let bound = listener.local_addr().map_err(|source| WorkerError::Listen { address, source })?;
     let info = describe(&config, &client, bound);
     let incarnation = new_incarnation();
     // Before the controller knows of this worker, whatever it needs is there.
-    let (link, _ending) = start_threads(&config, client, cache, listener)?;
+    let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener)?;
     let (reader, writer) = register(&config, info, incarnation).await?;
-    Stream::new(&config, incarnation, reader, writer).serve(link).await
+    let stream = Stream::new(&config, incarnation, reader, writer).serve(link);
+    tokio::pin!(stream);
+    tokio::select! {
+        result = &mut stream => result,
+        // What was fatal has been told to the stream.
+        () = exec.serve(messages) => stream.await,
+    }
 }
 
 fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr) -> WorkerInfo {
@@ -130,18 +141,37 @@ fn new_incarnation() -> Incarnation {
 /// Ends what does not end with the process.
 struct Ending {
     child: ChildSlot,
-    exec: ExecSender,
+    /// Carries the data plane; there until the end.
+    data: Option<Runtime>,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.exec.send(Message::Stop);
         self.child.close();
+        if let Some(data) = self.data.take() {
+            data.shutdown_background();
+        }
     }
 }
 
-fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: TcpListener) -> Result<(Link, Ending), WorkerError> {
-    let (exec, messages) = channel();
+/// All that a worker is made of.
+struct Parts {
+    exec: Exec,
+    messages: UnboundedReceiver<Message>,
+    link: Link,
+    ending: Ending,
+}
+
+/// Array bytes have threads of their own: commands do not wait behind them.
+fn data_runtime() -> Result<Runtime, WorkerError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads((cores / 4).clamp(1, 4)).thread_name("data").enable_all();
+    runtime.build().map_err(|source| WorkerError::Thread { source })
+}
+
+fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net::TcpListener) -> Result<Parts, WorkerError> {
+    let (exec, messages) = unbounded_channel();
     let exec = ExecSender(exec);
     let (fatal, fatal_out) = unbounded_channel();
     let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
@@ -154,7 +184,12 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
         thread.map(drop).map_err(|source| WorkerError::Thread { source })
     };
     let calls = Arc::new(Calls::default());
-    let data = DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone(), calls.clone())));
+    let runtime = data_runtime()?;
+    let data = {
+        let _guard = runtime.enter();
+        let listener = TcpListener::from_std(listener).map_err(|source| WorkerError::Listen { address: config.listen_data, source })?;
+        DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone(), calls.clone())))
+    };
     let callbacks = Callbacks { calls, data: data.clone() };
     let transfers = Transfers { client: client.clone(), data };
 
@@ -194,11 +229,10 @@ fn start_threads(config: &WorkerConfig, client: Client, cache: Cache, listener: 
     let default_memory_kinds = client.devices().iter().map(|d| d.default_memory_kind.clone()).collect();
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
     let (reports, reports_out) = unbounded_channel();
-    let peers = Peers::new(config.token.clone(), exec.clone());
+    let peers = Peers::new(config.token.clone(), exec.clone(), runtime.handle().clone());
     let outlets = Outlets { devices, clock, transfers, peers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
-    spawn("exec".to_owned(), Box::new(move || Exec::new(core, outlets).serve(&messages)))?;
-    let link = Link { exec: exec.clone(), reports: reports_out, fatal: fatal_out };
-    Ok((link, Ending { child, exec }))
+    let link = Link { exec, reports: reports_out, fatal: fatal_out };
+    Ok(Parts { exec: Exec::new(core, outlets), messages, link, ending: Ending { child, data: Some(runtime) } })
 }
 
 /// A thread that panics takes the worker with it: nobody else would do its work.
