@@ -1,8 +1,8 @@
 //! The shell around the worker's core: plugin, compile child, device threads, data-plane endpoint.
 //!
-//! Owns: the process that holds devices. One exec thread has the core ([`pw_exec`]) and the real buffers; one thread
-//! per device runs launches (`Exec` runs tiny ones itself); others compile, load, copy and give memory back;
-//! tokio does the I/O. They talk by messages; the only thing they share is a slot per shard, filled once.
+//! Owns: the process that holds devices. One thread has the control stream, the core ([`pw_exec`]) and the real
+//! buffers; one thread per device runs launches (brief ones run on the spot); others compile, load, copy, give memory
+//! back and serve the data plane. They talk by messages; the only thing they share is a slot per shard, filled once.
 //!
 //! Must never: decide what runs when (the core does), or compile in the process that serves devices.
 
