@@ -52,10 +52,12 @@ impl Core {
         let unavailable = Arc::new(Status::new(Code::Unavailable, format!("{name} is lost: {reason}")).with_cause(cause));
         fx.edge(ToEdge::WorkerDown { slot, incarnation });
 
+        // What it has handed to its connections may be lost with it: such a move waits at the receiver, who is told.
+        let concerns = |work: &Work| matches!(work, Work::Move { from, .. } if *from == slot);
         let runs: Vec<RunId> = self
             .nodes
             .iter()
-            .filter(|(_, n)| matches!(&n.state, NodeState::Granted { hosts } if hosts.contains(&(slot, incarnation))))
+            .filter(|(_, n)| matches!(&n.state, NodeState::Granted { hosts } if hosts.contains(&(slot, incarnation)) || concerns(&n.work)))
             .map(|(&r, _)| r)
             .collect();
         for run in graph::sorted(runs) {

@@ -85,7 +85,7 @@ pub enum ExecEvent {
     SessionAttached {
         session: SessionId,
     },
-    /// No more uploads of this session will come, unless it is a worker's and attaches again.
+    /// No more uploads of this session will come. Means nothing for a worker's.
     SessionDetached {
         session: SessionId,
     },

@@ -80,7 +80,7 @@ impl Uploads {
     /// The write `key` (`None`: never admitted) ended without its bytes: those that are here go, those that come will go.
     pub(crate) fn abandon(&mut self, write: &HostWrite, key: Option<NodeKey>, fx: &mut Vec<ExecEffect>) {
         let session = write.sender;
-        // Nobody will ask for those that come later anyway.
+        // A worker's buffer that comes later is over.
         let detached = self.detached.contains(session) || session.is_worker();
         let uploads = self.sessions.entry(session).or_default();
         for source in &write.sources {
@@ -357,6 +357,11 @@ impl ExecCore {
     /// Who still waits for bytes of this session fails; what has landed and is wanted by nobody goes. What another worker
     /// has sent will be asked for: the command is on its way.
     pub(crate) fn on_detached(&mut self, session: SessionId, fx: &mut Vec<ExecEffect>) {
+        if session.is_worker() {
+            // A connection of another worker has gone; maybe it comes again with what it has not sent. If not, the sends
+            // end there, or the controller hears of its loss, and cancels what waits here.
+            return;
+        }
         self.uploads.detached.add(session);
         let Some(uploads) = self.uploads.sessions.get(&session) else { return };
         let wanted: Vec<(NodeKey, Handle)> =
@@ -365,9 +370,6 @@ impl ExecCore {
             if self.nodes.get(key).is_some() {
                 self.fail(key, session_ended(session, buffer), 0, fx);
             }
-        }
-        if session.is_worker() {
-            return;
         }
         for (buffer, upload) in self.uploads.sessions.remove(&session).unwrap_or_default() {
             if let Upload::Landed = upload {

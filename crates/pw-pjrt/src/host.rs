@@ -4,6 +4,7 @@
 //! 1. A block starts at a multiple of 64, which is what the plugins ask of memory they use in
 //!    place.
 //! 2. Bytes that a plugin may write (donation reuses them) have no other owner.
+//! 3. A block's memory goes to the pool only from the block that owned it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
@@ -11,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::{PjrtError, Result, code};
+use crate::pool::{self, Mapping};
 
 /// Alignment that makes a transfer without a copy possible.
 pub const ALIGNMENT: usize = 64;
@@ -18,7 +20,7 @@ pub const ALIGNMENT: usize = 64;
 /// From this size on a block is mapped, so that its zeros cost nothing until touched.
 const MAP_FROM: usize = 256 * 1024;
 
-/// A fixed-size, 64-byte aligned, zero-initialised block of bytes.
+/// A fixed-size, 64-byte aligned, initialised block of bytes.
 pub struct AlignedBlock {
     data: NonNull<u8>,
     len: usize,
@@ -52,18 +54,25 @@ impl AlignedBlock {
         }
         let none = || PjrtError::new(code::RESOURCE_EXHAUSTED, format!("no block of {len} bytes"));
         let layout = Layout::from_size_align(len, ALIGNMENT).map_err(|_| none())?;
-        let data = if len >= MAP_FROM {
-            // SAFETY: a fresh private mapping; no file, no fixed address.
-            let at = unsafe {
-                libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-            };
-            if at == libc::MAP_FAILED { std::ptr::null_mut() } else { at.cast() }
-        } else {
-            // SAFETY: the size is not zero.
-            unsafe { alloc_zeroed(layout) }
-        };
-        let data = NonNull::new(data).ok_or_else(none)?;
+        if len >= MAP_FROM {
+            return Mapping::fresh(len).map(|mapping| Self::mapped(mapping, len)).ok_or_else(none);
+        }
+        // SAFETY: the size is not zero.
+        let data = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
         Ok(Self { data, len, capacity: len })
+    }
+
+    /// A block of `len` bytes that will all be written: what is in it now is left over from an earlier one. Aborts where
+    /// there is no memory.
+    pub fn to_fill(len: usize) -> Self {
+        match (len >= MAP_FROM).then(|| pool::take(len)).flatten() {
+            Some(mapping) => Self::mapped(mapping, len),
+            None => Self::zeroed(len),
+        }
+    }
+
+    fn mapped(mapping: Mapping, len: usize) -> Self {
+        Self { data: mapping.at, len, capacity: mapping.len }
     }
 
     /// A block with a copy of `bytes`.
@@ -111,16 +120,11 @@ struct Line(#[expect(dead_code)] [u8; ALIGNMENT]);
 
 impl Drop for AlignedBlock {
     fn drop(&mut self) {
-        let (at, len) = (self.data.as_ptr(), self.capacity);
-        // SAFETY: made by `zeroed` with this size, the same way.
-        unsafe {
-            match len {
-                0 => {}
-                MAP_FROM.. => {
-                    libc::munmap(at.cast(), len);
-                }
-                _ => dealloc(at, Self::layout(len)),
-            }
+        match self.capacity {
+            0 => {}
+            MAP_FROM.. => pool::give(Mapping { at: self.data, len: self.capacity }),
+            // SAFETY: made by `zeroed` with this size, the same way.
+            len => unsafe { dealloc(self.data.as_ptr(), Self::layout(len)) },
         }
     }
 }

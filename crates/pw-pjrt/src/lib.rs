@@ -23,6 +23,7 @@ pub use crate::ffi::{ArgView, Attribute, CallFrame, FfiError, FfiType, Handler, 
 pub use crate::host::{ALIGNMENT, AlignedBlock, HostBytes};
 pub use crate::meta::{ArrayMeta, ExecMeta, MemoryStats};
 pub use crate::plugin::{ExtensionInfo, Plugin};
+pub use crate::pool::trim_blocks;
 pub use crate::rendezvous::{Lane, Rendezvous};
 pub use crate::types::BufferType;
 
@@ -48,6 +49,7 @@ mod host;
 mod layouts;
 mod meta;
 mod plugin;
+mod pool;
 mod rendezvous;
 mod types;
 mod wire;

@@ -1,9 +1,11 @@
 //! Moves to other workers: shards go from where they lie in memory over the other's data plane, worker to worker.
 //!
-//! One connection per worker, dialed when it is first needed and again when it is gone. A send ends when all its bytes
-//! are in the hands of the connection; each part of a buffer is held until the socket has it.
+//! A few connections per worker, its lanes, each dialed when it is first needed and again when it is gone; large items
+//! take turns over them. A send ends when all its bytes are in the hands of the connections; each part of a buffer is
+//! held until the socket has it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
 use pw_exec::{ExecEvent, StartSend};
@@ -12,12 +14,24 @@ use pw_net::data::{DataClient, DownloadSink, DownloadSource};
 use pw_types::{Cause, Code, Handle, RunId, SendShards, SessionId, Status};
 use rustc_hash::FxHashMap;
 use tokio::sync::OnceCell;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::exec::{ExecSender, Message};
 
-/// Connections by address; a cell is filled by the first who needs it.
-type Connections = Mutex<FxHashMap<String, Arc<OnceCell<DataClient>>>>;
+/// A cell is filled by the first who needs it.
+type Cell = Arc<OnceCell<DataClient>>;
+
+/// Connections by address and lane.
+type Connections = Mutex<FxHashMap<(String, u64), Cell>>;
+
+/// Items from this size on may go another way than over the first lane.
+const LANE_BYTES: usize = 1 << 20;
+
+/// One connection moves what one core can copy.
+fn lanes() -> u64 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    (cores / 4).clamp(2, 8)
+}
 
 #[derive(Clone)]
 pub(crate) struct Peers {
@@ -29,6 +43,7 @@ struct Shared {
     token: String,
     exec: ExecSender,
     connections: Connections,
+    lanes: u64,
     /// Sends under way.
     running: Mutex<FxHashMap<RunId, AbortHandle>>,
 }
@@ -36,7 +51,7 @@ struct Shared {
 impl Peers {
     /// The runtime carries the connections.
     pub(crate) fn new(token: String, exec: ExecSender, runtime: tokio::runtime::Handle) -> Peers {
-        let shared = Shared { token, exec, connections: Mutex::default(), running: Mutex::default() };
+        let shared = Shared { token, exec, connections: Mutex::default(), lanes: lanes(), running: Mutex::default() };
         Peers { shared: Arc::new(shared), runtime }
     }
 
@@ -103,32 +118,52 @@ impl Shared {
         let unreachable = |error: NetError| {
             Arc::new(Status::new(Code::Unavailable, format!("sending to the worker at {}: {}", command.address, error.chain())))
         };
-        let peer = self.connection(command).await.map_err(unreachable)?;
+        let mut by_lane: BTreeMap<u64, Vec<(Handle, Bytes)>> = BTreeMap::new();
         for (item, source) in command.items.iter().zip(sources) {
             let bytes = Bytes::from_owner(Owned(source));
-            peer.put_begin(command.sender, item.buffer, bytes.len() as u64).await.map_err(unreachable)?;
-            peer.put_chunk(command.sender, item.buffer, bytes).await.map_err(unreachable)?;
+            let lane = if bytes.len() < LANE_BYTES { 0 } else { item.buffer.0 % self.lanes };
+            by_lane.entry(lane).or_default().push((item.buffer, bytes));
+        }
+        // Ends with this future, whatever becomes of it.
+        let mut sending = JoinSet::new();
+        for (lane, items) in by_lane {
+            let peer = self.connection(command, lane).await.map_err(unreachable)?;
+            let session = command.sender;
+            sending.spawn(async move {
+                for (buffer, bytes) in items {
+                    peer.put_begin(session, buffer, bytes.len() as u64).await?;
+                    peer.put_chunk(session, buffer, bytes).await?;
+                }
+                Ok(())
+            });
+        }
+        while let Some(sent) = sending.join_next().await {
+            sent.unwrap_or_else(|error| Err(NetError::Closed { peer: command.address.clone(), reason: error.to_string() }))
+                .map_err(unreachable)?;
         }
         Ok(())
     }
 
     /// Best effort: where the other one cannot be reached, the controller tells it.
     async fn abort(self: &Arc<Shared>, command: &SendShards, status: &Status) {
-        if let Ok(peer) = self.connection(command).await {
+        if let Ok(peer) = self.connection(command, 0).await {
             for item in &command.items {
                 let _ = peer.put_abort(command.sender, item.buffer, status.clone()).await;
             }
         }
     }
 
-    async fn connection(self: &Arc<Shared>, command: &SendShards) -> Result<DataClient, NetError> {
-        let address = &command.address;
-        let cell = lock(&self.connections).entry(address.clone()).or_default().clone();
+    async fn connection(self: &Arc<Shared>, command: &SendShards, lane: u64) -> Result<DataClient, NetError> {
+        let key = (command.address.clone(), lane);
+        let cell = lock(&self.connections).entry(key.clone()).or_default().clone();
         let dial = || async {
-            let sink = Arc::new(Gone { shared: self.clone(), address: address.clone() });
-            let peer = DataClient::connect(address, &self.token, sink).await?;
-            peer.attach(command.sender).await?;
-            tracing::debug!(address, "connected to another worker");
+            let sink = Arc::new(Gone { shared: self.clone(), key, cell: Arc::downgrade(&cell) });
+            let peer = DataClient::connect(&command.address, &self.token, sink).await?;
+            // The session is with the first lane; bytes of it may come over any.
+            if lane == 0 {
+                peer.attach(command.sender).await?;
+            }
+            tracing::debug!(address = command.address, lane, "connected to another worker");
             Ok(peer)
         };
         cell.get_or_try_init(dial).await.cloned()
@@ -138,7 +173,8 @@ impl Shared {
 /// Forgets a connection that is gone, so that the next send dials again.
 struct Gone {
     shared: Arc<Shared>,
-    address: String,
+    key: (String, u64),
+    cell: Weak<OnceCell<DataClient>>,
 }
 
 impl DownloadSink for Gone {
@@ -149,8 +185,12 @@ impl DownloadSink for Gone {
     fn failed(&self, _: SessionId, _: Handle, _: Status) {}
 
     fn disconnected(&self, reason: &str) {
-        tracing::info!(address = %self.address, reason, "the connection to another worker is gone");
-        lock(&self.shared.connections).remove(&self.address);
+        tracing::info!(address = %self.key.0, lane = self.key.1, reason, "the connection to another worker is gone");
+        let mut connections = lock(&self.shared.connections);
+        // Unless another one has come in its place.
+        if connections.get(&self.key).is_some_and(|cell| std::ptr::eq(Arc::as_ptr(cell), self.cell.as_ptr())) {
+            connections.remove(&self.key);
+        }
     }
 }
 

@@ -49,7 +49,7 @@ impl UploadSink for Sink {
             return self.calls.begin(session, buffer, total).map(|block| Box::new(Target(block)) as Box<dyn UploadTarget>);
         }
         match usize::try_from(total) {
-            Ok(bytes) if total <= self.bytes_max => Ok(Box::new(Target(AlignedBlock::zeroed(bytes)))),
+            Ok(bytes) if total <= self.bytes_max => Ok(Box::new(Target(AlignedBlock::to_fill(bytes)))),
             _ => {
                 let text = format!("an upload of {total} bytes to a worker with {} bytes of memory", self.bytes_max);
                 let status = Status::new(Code::ResourceExhausted, text).with_cause(Cause::OutOfMemory);

@@ -99,7 +99,7 @@ impl Transfers {
         if !known {
             return Err(refused);
         }
-        let mut block = AlignedBlock::zeroed(source.host_size()?);
+        let mut block = AlignedBlock::to_fill(source.host_size()?);
         source.to_host(&mut block)?;
         self.client.buffer_from_host(HostBytes::owned(block), source.element_type()?, &source.dims()?, None, device, Some(kind))
     }
@@ -222,7 +222,7 @@ pub(crate) fn shard_bytes(stored: &Arc<Stored>, shard: u32) -> Result<Arc<dyn Do
     match buffer.host_view().map_err(|e| failed("move", e))? {
         Some(view) => Ok(Arc::new(Viewed { view, _guard: guard })),
         None => {
-            let mut block = AlignedBlock::zeroed(buffer.host_size().map_err(|e| failed("move", e))?);
+            let mut block = AlignedBlock::to_fill(buffer.host_size().map_err(|e| failed("move", e))?);
             buffer.to_host(&mut block).map_err(|e| failed("move", e))?;
             Ok(Arc::new(Assembled(block)))
         }

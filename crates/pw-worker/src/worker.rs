@@ -154,6 +154,17 @@ impl Drop for Ending {
     }
 }
 
+/// Memory of transfers that nobody has used for so long goes back to the system.
+const KEEP_BLOCKS: Duration = Duration::from_secs(2);
+
+async fn trim() {
+    let mut tick = tokio::time::interval(KEEP_BLOCKS / 2);
+    loop {
+        tick.tick().await;
+        pw_pjrt::trim_blocks(KEEP_BLOCKS);
+    }
+}
+
 /// All that a worker is made of.
 struct Parts {
     exec: Exec,
@@ -190,6 +201,7 @@ fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net
         let listener = TcpListener::from_std(listener).map_err(|source| WorkerError::Listen { address: config.listen_data, source })?;
         DataServer::start(listener, config.token.clone(), Arc::new(Sink::new(exec.clone(), calls.clone())))
     };
+    runtime.spawn(trim());
     let callbacks = Callbacks { calls, data: data.clone() };
     let transfers = Transfers { client: client.clone(), data };
 

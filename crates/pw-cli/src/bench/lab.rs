@@ -82,16 +82,22 @@ pub(super) trait Server {
     fn clients_port(&self) -> u16;
 }
 
-/// A controller and one worker.
+/// A controller and its workers.
 pub(super) struct Cluster {
-    worker: Guarded,
+    workers: Vec<Guarded>,
     controller: Guarded,
     announcement: Announcement,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Cluster {
+    /// With one worker.
     pub(super) fn start(lab: &Lab, devices: u32, worker_options: &[&str]) -> Result<Cluster> {
+        Cluster::with_workers(lab, 1, devices, worker_options)
+    }
+
+    /// Worker `i` is in slot `i`.
+    pub(super) fn with_workers(lab: &Lab, workers: u32, devices: u32, worker_options: &[&str]) -> Result<Cluster> {
         let own = |subcommand: &str| -> Command {
             let mut command = Command::new(&lab.executable);
             command.arg(subcommand).arg("--parent-pid").arg(std::process::id().to_string()).stdin(Stdio::null());
@@ -106,25 +112,31 @@ impl Cluster {
         let line = first_line(&mut controller.0)?;
         let announcement: Announcement = serde_json::from_str(&line).context("the controller ended before it was ready")?;
 
-        let mut worker = own("worker");
-        worker.args(["--controller", &announcement.workers.to_string(), "--devices", &devices.to_string()]);
-        worker.arg("--plugin").arg(&lab.plugin).arg("--cache-dir").arg(&lab.cache_dir).args(worker_options);
-        worker.env("TF_CPP_MIN_LOG_LEVEL", "3").stdout(Stdio::null());
-        let worker = Guarded(worker.spawn().context("cannot start the worker")?);
+        let start = |slot: u32| -> Result<Guarded> {
+            let mut worker = own("worker");
+            worker.args(["--controller", &announcement.workers.to_string(), "--devices", &devices.to_string()]);
+            worker.args(["--slot", &slot.to_string()]);
+            worker.arg("--plugin").arg(&lab.plugin).arg("--cache-dir").arg(&lab.cache_dir).args(worker_options);
+            worker.env("TF_CPP_MIN_LOG_LEVEL", "3").stdout(Stdio::null());
+            Ok(Guarded(worker.spawn().context("cannot start a worker")?))
+        };
+        let workers = (0..workers).map(start).collect::<Result<Vec<_>>>()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut cluster = Cluster { worker, controller, announcement, runtime };
+        let mut cluster = Cluster { workers, controller, announcement, runtime };
         cluster.wait()?;
         Ok(cluster)
     }
 
     fn wait(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_WAIT;
-        while !self.status()?.workers.iter().any(|w| w.alive) {
-            if let Some(status) = self.worker.0.try_wait()? {
-                bail!("the worker ended ({status}); its message is above");
+        while self.status()?.workers.iter().filter(|w| w.alive).count() < self.workers.len() {
+            for worker in &mut self.workers {
+                if let Some(status) = worker.0.try_wait()? {
+                    bail!("a worker ended ({status}); its message is above");
+                }
             }
             if Instant::now() > deadline {
-                bail!("the worker was not ready within {} s", START_WAIT.as_secs());
+                bail!("the workers were not ready within {} s", START_WAIT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -139,15 +151,20 @@ impl Cluster {
         self.controller.0.id()
     }
 
+    /// Of the first worker.
     pub(super) fn worker_pid(&self) -> u32 {
-        self.worker.0.id()
+        self.workers[0].0.id()
+    }
+
+    pub(super) fn worker_pids(&self) -> Vec<u32> {
+        self.workers.iter().map(|worker| worker.0.id()).collect()
     }
 }
 
 /// Both are told before either is gone, so that none complains about the other.
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.worker.ask_to_end();
+        self.workers.iter_mut().for_each(|worker| worker.ask_to_end());
         self.controller.ask_to_end();
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -10,6 +10,7 @@ mod dispatch;
 mod lab;
 mod machine;
 mod report;
+mod transfer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +42,11 @@ enum Bench {
     /// The programs sleep on the devices, so they cost no CPU. One client is killed with 1 GiB of arrays and 100 programs in
     /// its queue, again and again; a second one measures its steps meanwhile.
     Clients(clients::Args),
+    /// Moves between two workers: one large array beside a raw TCP stream, and thousands of small ones
+    ///
+    /// Everything runs on this machine, so both go over loopback, and its byte counter shows that no byte of an array passes the
+    /// controller or the client.
+    Transfer(transfer::Args),
 }
 
 /// Options of every bench.
@@ -75,6 +81,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Bench::Dispatch(args) => &args.common,
         Bench::Copy(args) => &args.common,
         Bench::Clients(args) => &args.common,
+        Bench::Transfer(args) => &args.common,
     };
     let lab = lab::Lab::new(common)?;
     println!("{}", machine::describe());
@@ -82,6 +89,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Bench::Dispatch(args) => dispatch::run(args, &lab)?,
         Bench::Copy(args) => copy::run(args, &lab)?,
         Bench::Clients(args) => clients::run(args, &lab)?,
+        Bench::Transfer(args) => transfer::run(args, &lab)?,
     };
     println!("\n{}", machine::describe());
     if let Some(path) = &common.json {

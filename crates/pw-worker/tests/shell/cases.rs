@@ -224,6 +224,9 @@ async fn faults(c: &mut Controller) {
     c.free(&runs).await;
 }
 
+/// A session that goes while the others stay.
+const LEAVER: SessionId = SessionId(78);
+
 /// Larger than one slice of the data plane; zero-size; too short; of a session that goes.
 async fn uploads(c: &mut Controller) {
     let data: Vec<f32> = (0..1_000_000u32).map(|i| i as f32).collect();
@@ -232,22 +235,22 @@ async fn uploads(c: &mut Controller) {
     assert_eq!(c.memory, [4_000_000; 4], "all that was made before is gone");
     let empty = c.upload(&[], &[0, 3], vec![(1, None)]).await;
     assert_eq!(c.fetch(empty, &[0, 3], None, &[(0, None)]).await, Ok(vec![]));
+    c.edge.attach(LEAVER).await.expect("attached");
     let mut write = |buffer: u64| {
         let order = c.order();
         let targets = vec![HostWriteTarget { shard: 0, device: 0, region: None }];
         let source = HostWriteSource { buffer: Handle(buffer), dtype: DType::F32, dims: vec![4], byte_strides: None, targets };
-        (order.run, Command::HostWrite(HostWrite { order, sender: order.session, sources: vec![source], memory_kind: None, shards: 1 }))
+        (order.run, Command::HostWrite(HostWrite { order, sender: LEAVER, sources: vec![source], memory_kind: None, shards: 1 }))
     };
     let (short, command) = write(1 << 41);
     let (never, second) = write(1 << 42);
     c.send(vec![command, second]).await;
-    c.edge.put_begin(crate::controller::SESSION, Handle(1 << 41), 8).await.expect("begun");
-    c.edge.put_chunk(crate::controller::SESSION, Handle(1 << 41), vec![0; 8].into()).await.expect("sent");
+    c.edge.put_begin(LEAVER, Handle(1 << 41), 8).await.expect("begun");
+    c.edge.put_chunk(LEAVER, Handle(1 << 41), vec![0; 8].into()).await.expect("sent");
     let status = c.finished(short).await.unwrap_err();
     assert!(status.message.contains("has 8 bytes, f32[4] needs 16"), "{status}");
-    c.edge.detach(crate::controller::SESSION).await.expect("detached");
+    c.edge.detach(LEAVER).await.expect("detached");
     assert_eq!(c.finished(never).await.unwrap_err().code, Code::Cancelled);
-    c.edge.attach(crate::controller::SESSION).await.expect("attached");
     c.free(&[x, empty, short, never]).await;
     while c.memory.iter().any(|&bytes| bytes > 0) {
         c.receive().await;
