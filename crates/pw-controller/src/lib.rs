@@ -3,6 +3,7 @@
 //! Owns: when a turn begins and ends, the clock, the connections of workers. Must never: decide anything about the graph,
 //! or touch the bytes of a tensor. All state that matters lives in [`pw_core::Core`]; a lock around it does not exist.
 
+mod link;
 pub mod log;
 mod registry;
 mod turn;

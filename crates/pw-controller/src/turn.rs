@@ -133,7 +133,7 @@ impl Shell {
                 Effect::Welcome { connection, slot, incarnation } => {
                     if let Some(link) = self.arriving.remove(&connection) {
                         self.hosts.insert(slot, (incarnation, link.commands));
-                        let _ = link.answer.send(Answer::Welcome { slot, incarnation });
+                        let _ = link.answer.send(Answer::Welcome { slot, incarnation, received: 0 });
                     }
                 }
                 Effect::Refuse { connection, status } => {

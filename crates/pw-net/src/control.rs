@@ -38,7 +38,7 @@ pub async fn accept(mut tcp: TcpStream) -> Result<(ControlReader, ControlWriter)
 fn halves(tcp: TcpStream, peer: &str) -> (ControlReader, ControlWriter) {
     let (read, write) = tcp.into_split();
     let reader = ControlReader { read, peer: peer.to_owned(), buffer: BytesMut::new(), limit: MESSAGE_BYTES_MAX, first: true };
-    (reader, ControlWriter { write, peer: peer.to_owned(), buffer: BytesMut::new() })
+    (reader, ControlWriter { write, peer: peer.to_owned() })
 }
 
 pub struct ControlReader {
@@ -105,10 +105,26 @@ impl ControlReader {
     }
 }
 
+/// A message as it goes over the wire.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    bytes: Bytes,
+    name: &'static str,
+}
+
+pub fn encode<T: Wire>(message: &T) -> Encoded {
+    let mut bytes = BytesMut::with_capacity(256);
+    bytes.extend_from_slice(&[0; LENGTH]);
+    message.append_to(&mut bytes);
+    // One that is too long is refused when it is sent.
+    let length = (bytes.len() - LENGTH) as u32;
+    bytes[..LENGTH].copy_from_slice(&length.to_le_bytes());
+    Encoded { bytes: bytes.freeze(), name: T::NAME }
+}
+
 pub struct ControlWriter {
     write: OwnedWriteHalf,
     peer: String,
-    buffer: BytesMut,
 }
 
 impl ControlWriter {
@@ -118,19 +134,18 @@ impl ControlWriter {
 
     /// Writes one message. Must be awaited to its end: half a message cannot be taken back.
     pub async fn send<T: Wire>(&mut self, message: &T) -> Result<(), NetError> {
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&[0; LENGTH]);
-        message.append_to(&mut self.buffer);
-        let length = (self.buffer.len() - LENGTH) as u64;
-        if length > MESSAGE_BYTES_MAX {
-            let what = format!("a {} for it has {length} bytes, more than {MESSAGE_BYTES_MAX}", T::NAME);
+        self.send_encoded(&encode(message)).await
+    }
+
+    /// As [`ControlWriter::send`], of a message that was encoded before.
+    pub async fn send_encoded(&mut self, message: &Encoded) -> Result<(), NetError> {
+        let Encoded { bytes, name } = message;
+        let length = bytes.len() - LENGTH;
+        if length as u64 > MESSAGE_BYTES_MAX {
+            let what = format!("a {name} for it has {length} bytes, more than {MESSAGE_BYTES_MAX}");
             return Err(NetError::Protocol { peer: self.peer.clone(), what });
         }
-        self.buffer[..LENGTH].copy_from_slice(&(length as u32).to_le_bytes());
-        let result = self.write.write_all(&self.buffer).await;
-        if self.buffer.capacity() > 16 * READ_AHEAD {
-            self.buffer = BytesMut::new();
-        }
+        let result = self.write.write_all(bytes).await;
         result.map_err(|source| NetError::Io { peer: self.peer.clone(), what: "write to", source })
     }
 }

@@ -28,13 +28,15 @@ pub enum SequenceError {
     OtherIncarnation { ours: Incarnation, theirs: Incarnation },
     #[error("frame {got} where {expected} is due")]
     OutOfOrder { expected: u64, got: u64 },
-    #[error("acknowledges frame {ack}; {acknowledged} was acknowledged and {sent} sent before")]
-    WrongAck { ack: u64, acknowledged: u64, sent: u64 },
+    #[error("acknowledges frame {ack}, of {sent} that were sent")]
+    WrongAck { ack: u64, sent: u64 },
+    #[error("wants to go on behind frame {ack}; {acknowledged} was acknowledged and {sent} sent before")]
+    WrongResumption { ack: u64, acknowledged: u64, sent: u64 },
     #[error("{limit} frames are not acknowledged")]
     Full { limit: usize },
 }
 
-/// `T` is what is kept of a frame until it is acknowledged; `()` where nothing need be.
+/// `T` is what is kept of a frame until it is acknowledged, so that it can be sent again.
 #[derive(Debug)]
 pub struct Sequence<T> {
     incarnation: Incarnation,
@@ -57,13 +59,14 @@ impl<T> Sequence<T> {
         self.kept.len() < self.limit
     }
 
-    /// Stamps a new frame.
-    pub fn send(&mut self, kept: T) -> Result<Stamp, SequenceError> {
+    /// Makes the next frame and keeps it.
+    pub fn send(&mut self, make: impl FnOnce(Stamp) -> T) -> Result<&T, SequenceError> {
         if !self.has_room() {
             return Err(SequenceError::Full { limit: self.limit });
         }
-        self.kept.push_back(kept);
-        Ok(self.heartbeat())
+        let stamp = Stamp { seq: self.sent() + 1, ..self.heartbeat() };
+        self.kept.push_back(make(stamp));
+        Ok(self.kept.back().expect("just added"))
     }
 
     /// Stamp of an empty frame, which only carries the acknowledgement.
@@ -83,14 +86,35 @@ impl<T> Sequence<T> {
             seq if seq == self.received && empty => Incoming::Heartbeat,
             got => return Err(SequenceError::OutOfOrder { expected: next, got }),
         };
-        if stamp.ack < self.acknowledged || stamp.ack > self.sent() {
-            let (acknowledged, sent) = (self.acknowledged, self.sent());
-            return Err(SequenceError::WrongAck { ack: stamp.ack, acknowledged, sent });
+        if stamp.ack > self.sent() {
+            return Err(SequenceError::WrongAck { ack: stamp.ack, sent: self.sent() });
         }
-        self.kept.drain(..(stamp.ack - self.acknowledged) as usize);
-        self.acknowledged = stamp.ack;
+        self.acknowledge(stamp.ack);
         self.received = stamp.seq;
         Ok(incoming)
+    }
+
+    /// A frame that is sent again says what was acknowledged when it was made.
+    fn acknowledge(&mut self, ack: u64) {
+        if let Some(more) = ack.checked_sub(self.acknowledged) {
+            self.kept.drain(..more as usize);
+            self.acknowledged = ack;
+        }
+    }
+
+    /// The connection broke and is there again; the peer has taken the frames up to `ack`. What it has not taken is to be
+    /// sent again, before anything else: [`Sequence::unacknowledged`].
+    pub fn resume(&mut self, ack: u64) -> Result<(), SequenceError> {
+        if ack < self.acknowledged || ack > self.sent() {
+            return Err(SequenceError::WrongResumption { ack, acknowledged: self.acknowledged, sent: self.sent() });
+        }
+        self.acknowledge(ack);
+        Ok(())
+    }
+
+    /// Number of the last frame received.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// Number of the last frame sent.
@@ -124,11 +148,11 @@ mod tests {
         let mut controller = Sequence::new(LIFE, 4);
         let mut worker = Sequence::new(LIFE, 4);
         for turn in 1..=10u64 {
-            let sent = controller.send(turn).unwrap();
+            let sent = *controller.send(|stamp| stamp).unwrap();
             assert_eq!(sent, stamp(turn, turn - 1));
             assert_eq!(worker.receive(sent, false), Ok(Incoming::Next));
             assert_eq!(worker.acks_owed(), 1);
-            let answer = worker.send(()).unwrap();
+            let answer = *worker.send(|stamp| stamp).unwrap();
             assert_eq!(answer, stamp(turn, turn));
             assert_eq!(worker.acks_owed(), 0);
             assert_eq!(controller.receive(answer, false), Ok(Incoming::Next));
@@ -140,26 +164,55 @@ mod tests {
     fn unacknowledged_frames_are_kept_and_bounded() {
         let mut side = Sequence::new(LIFE, 3);
         for kept in ["a", "b", "c"] {
-            side.send(kept).unwrap();
+            assert_eq!(side.send(|_| kept), Ok(&kept));
         }
-        assert_eq!(side.send("d"), Err(SequenceError::Full { limit: 3 }));
+        assert_eq!(side.send(|_| "d"), Err(SequenceError::Full { limit: 3 }));
         assert_eq!(side.receive(stamp(0, 2), true), Ok(Incoming::Heartbeat));
         assert_eq!(side.unacknowledged().collect::<Vec<_>>(), [(3, &"c")]);
-        assert_eq!(side.send("d"), Ok(stamp(4, 0)));
+        let mut stamped = None;
+        side.send(|stamp| {
+            stamped = Some(stamp);
+            "d"
+        })
+        .unwrap();
+        assert_eq!(stamped, Some(stamp(4, 0)));
         assert_eq!(side.sent(), 4);
     }
 
     #[test]
     fn wrong_frames_are_refused_and_change_nothing() {
         let mut side = Sequence::new(LIFE, 3);
-        side.send(()).unwrap();
+        side.send(|_| ()).unwrap();
         assert_eq!(side.receive(stamp(1, 0), false), Ok(Incoming::Next));
         let other = Stamp { incarnation: Incarnation(8), ..stamp(2, 0) };
         assert_eq!(side.receive(other, false), Err(SequenceError::OtherIncarnation { ours: LIFE, theirs: Incarnation(8) }));
         assert_eq!(side.receive(stamp(3, 0), false), Err(SequenceError::OutOfOrder { expected: 2, got: 3 }));
         assert_eq!(side.receive(stamp(1, 0), false), Err(SequenceError::OutOfOrder { expected: 2, got: 1 }));
-        assert_eq!(side.receive(stamp(2, 2), false), Err(SequenceError::WrongAck { ack: 2, acknowledged: 0, sent: 1 }));
+        assert_eq!(side.receive(stamp(2, 2), false), Err(SequenceError::WrongAck { ack: 2, sent: 1 }));
         assert_eq!(side.receive(stamp(2, 1), false), Ok(Incoming::Next));
-        assert_eq!(side.receive(stamp(3, 0), false), Err(SequenceError::WrongAck { ack: 0, acknowledged: 1, sent: 1 }));
+    }
+
+    #[test]
+    fn what_was_on_its_way_is_sent_again() {
+        let mut controller = Sequence::new(LIFE, 9);
+        let mut worker = Sequence::new(LIFE, 9);
+        for _ in 0..5 {
+            controller.send(|stamp| stamp).unwrap();
+        }
+        worker.send(|stamp| stamp).unwrap();
+        let frames: Vec<Stamp> = controller.unacknowledged().map(|(_, &frame)| frame).collect();
+        frames[..2].iter().for_each(|&frame| assert_eq!(worker.receive(frame, false), Ok(Incoming::Next)));
+        // The connection breaks; both say what they have.
+        controller.resume(worker.received()).unwrap();
+        worker.resume(controller.received()).unwrap();
+        let again: Vec<Stamp> = controller.unacknowledged().map(|(_, &frame)| frame).collect();
+        assert_eq!(again, frames[2..]);
+        // A frame of before the break acknowledges less than is known now.
+        let back: Vec<Stamp> = worker.unacknowledged().map(|(_, &frame)| frame).collect();
+        back.iter().for_each(|&frame| assert_eq!(controller.receive(frame, false), Ok(Incoming::Next)));
+        again.iter().for_each(|&frame| assert_eq!(worker.receive(frame, false), Ok(Incoming::Next)));
+        assert_eq!((worker.received(), controller.received()), (5, 1));
+        assert_eq!(controller.resume(1), Err(SequenceError::WrongResumption { ack: 1, acknowledged: 2, sent: 5 }));
+        assert_eq!(controller.resume(6), Err(SequenceError::WrongResumption { ack: 6, acknowledged: 2, sent: 5 }));
     }
 }

@@ -52,7 +52,7 @@ async fn a_greeting_and_frames() {
     let hello = Hello::Status { build: "b".into(), token: "t".into() };
     worker_out.send(&hello).await.unwrap();
     assert_eq!(deadline(in_.next()).await.unwrap(), Some(hello));
-    let answer = Answer::Welcome { slot: HostSlot(1), incarnation: Incarnation(2) };
+    let answer = Answer::Welcome { slot: HostSlot(1), incarnation: Incarnation(2), received: 3 };
     out.send(&answer).await.unwrap();
     assert_eq!(deadline(worker_in.next()).await.unwrap(), Some(answer));
     for seq in 1..=200 {

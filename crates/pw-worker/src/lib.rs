@@ -22,6 +22,7 @@ mod options;
 mod peers;
 mod per_device;
 mod programs;
+mod registration;
 mod sink;
 mod store;
 mod stream;

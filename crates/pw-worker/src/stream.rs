@@ -1,16 +1,19 @@
-//! The control stream: frames of commands in, one frame of reports out per turn, a heartbeat each second.
+//! The control stream: frames of commands in, one frame of reports out per turn, a heartbeat each second. A connection
+//! that breaks is opened again, and what had not arrived is sent again.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use pw_net::control::{ControlReader, ControlWriter, ControllerFrame, Incoming, Sequence, Stamp, WorkerFrame};
-use pw_types::{Incarnation, Report};
+use pw_net::NetError;
+use pw_net::control::{ControlReader, ControlWriter, ControllerFrame, Encoded, Incoming, Sequence, Stamp, WorkerFrame, encode};
+use pw_types::{Incarnation, Report, WorkerInfo};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::MissedTickBehavior;
 
 use crate::error::WorkerError;
 use crate::exec::{ExecSender, Message};
+use crate::registration::{Registered, Registration};
 use crate::worker::WorkerConfig;
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -29,58 +32,97 @@ pub(crate) struct Link {
 }
 
 pub(crate) struct Stream {
-    address: String,
+    registration: Registration,
     parent_pid: Option<u32>,
-    sequence: Mutex<Sequence<()>>,
+    sequence: Mutex<Sequence<Encoded>>,
     acks_due: Notify,
-    reader: ControlReader,
-    writer: ControlWriter,
+    connection: Registered,
+}
+
+/// Why a connection was served no longer.
+enum End {
+    /// Another one may go on where it ended.
+    Broken(String),
+    Over(String),
 }
 
 impl Stream {
-    pub(crate) fn new(config: &WorkerConfig, incarnation: Incarnation, reader: ControlReader, writer: ControlWriter) -> Stream {
-        Stream {
-            address: config.controller.clone(),
+    /// Registers this worker with the controller.
+    pub(crate) async fn register(config: &WorkerConfig, info: WorkerInfo, incarnation: Incarnation) -> Result<Stream, WorkerError> {
+        let registration = Registration::new(config, info, incarnation);
+        Ok(Stream {
+            connection: registration.register().await?,
+            registration,
             parent_pid: config.parent_pid,
             sequence: Mutex::new(Sequence::new(incarnation, UNACKNOWLEDGED_MAX)),
             acks_due: Notify::new(),
-            reader,
-            writer,
-        }
+        })
     }
 
     /// Ends with the reason why it ended.
     pub(crate) async fn serve(self, link: Link) -> Result<(), WorkerError> {
-        let Stream { address, parent_pid, sequence, acks_due, mut reader, mut writer } = self;
         let Link { exec, mut reports, mut fatal } = link;
+        let (parent_pid, address) = (self.parent_pid, self.registration.controller.clone());
         let reason = tokio::select! {
             text = fatal.recv() => return Err(WorkerError::Fatal(text.unwrap_or_default())),
             () = watch_parent(parent_pid) => return Err(WorkerError::ParentGone),
-            reason = read(&mut reader, &exec, &sequence, &acks_due) => reason,
-            reason = write(&mut writer, &mut reports, &sequence, &acks_due) => reason,
+            reason = self.talk(&exec, &mut reports) => reason,
         };
         Err(WorkerError::Lost { address, reason })
     }
+
+    /// Carries frames both ways, over one connection after the other; says why there is none any more.
+    async fn talk(self, exec: &ExecSender, reports: &mut UnboundedReceiver<Vec<Report>>) -> String {
+        let Stream { registration, sequence, acks_due, mut connection, .. } = self;
+        loop {
+            let Registered { mut reader, mut writer, received, .. } = connection;
+            if let Err(error) = locked(&sequence, |s| s.resume(received)) {
+                return format!("it broke the protocol: {error}");
+            }
+            let end = tokio::select! {
+                end = read(&mut reader, exec, &sequence, &acks_due) => end,
+                end = write(&mut writer, reports, &sequence, &acks_due) => end,
+            };
+            let why = match end {
+                End::Over(reason) => return reason,
+                End::Broken(why) => why,
+            };
+            drop((reader, writer));
+            let received = locked(&sequence, |s| s.received());
+            connection = match registration.come_back(received).await {
+                Ok(connection) => connection,
+                Err(reason) => return format!("{why}; {reason}"),
+            };
+            tracing::warn!(controller = %registration.controller, why, "the connection to the controller broke and is there again; nothing is lost");
+        }
+    }
 }
 
-fn locked<T>(sequence: &Mutex<Sequence<()>>, f: impl FnOnce(&mut Sequence<()>) -> T) -> T {
+fn locked<T>(sequence: &Mutex<Sequence<Encoded>>, f: impl FnOnce(&mut Sequence<Encoded>) -> T) -> T {
     f(&mut sequence.lock().expect("nothing panics while it holds the numbers"))
 }
 
+fn ended(error: NetError) -> End {
+    match error {
+        NetError::Io { .. } | NetError::Closed { .. } => End::Broken(error.chain()),
+        _ => End::Over(error.chain()),
+    }
+}
+
 /// Takes frames until there are no more; says why.
-async fn read(reader: &mut ControlReader, exec: &ExecSender, sequence: &Mutex<Sequence<()>>, acks_due: &Notify) -> String {
+async fn read(reader: &mut ControlReader, exec: &ExecSender, sequence: &Mutex<Sequence<Encoded>>, acks_due: &Notify) -> End {
     loop {
         let frame = match reader.next::<ControllerFrame>().await {
             Ok(Some(frame)) => frame,
-            Ok(None) => return "it has ended the connection".to_owned(),
-            Err(error) => return error.chain(),
+            Ok(None) => return End::Broken("it has ended the connection".to_owned()),
+            Err(error) => return ended(error),
         };
         let stamp = Stamp { seq: frame.seq, ack: frame.ack, incarnation: frame.incarnation };
         let (taken, owed) = locked(sequence, |s| (s.receive(stamp, frame.commands.is_empty()), s.acks_owed()));
         match taken {
             Ok(Incoming::Next) => exec.send(Message::Commands(frame.commands)),
             Ok(Incoming::Heartbeat) => {}
-            Err(error) => return format!("it broke the protocol: {error}"),
+            Err(error) => return End::Over(format!("it broke the protocol: {error}")),
         }
         if owed >= ACKS_OWED_MAX {
             acks_due.notify_one();
@@ -92,9 +134,16 @@ async fn read(reader: &mut ControlReader, exec: &ExecSender, sequence: &Mutex<Se
 async fn write(
     writer: &mut ControlWriter,
     reports: &mut UnboundedReceiver<Vec<Report>>,
-    sequence: &Mutex<Sequence<()>>,
+    sequence: &Mutex<Sequence<Encoded>>,
     acks_due: &Notify,
-) -> String {
+) -> End {
+    // What the controller has not seen of an earlier connection comes first.
+    let again: Vec<Encoded> = locked(sequence, |s| s.unacknowledged().map(|(_, frame)| frame.clone()).collect());
+    for frame in again {
+        if let Err(error) = writer.send_encoded(&frame).await {
+            return ended(error);
+        }
+    }
     let mut tick = tokio::time::interval(HEARTBEAT);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -107,22 +156,23 @@ async fn write(
             _ = tick.tick() => None,
             () = acks_due.notified() => None,
         };
-        let result = match batch {
-            None => Ok((locked(sequence, Sequence::heartbeat), Vec::new())),
+        let frame =
+            |stamp: Stamp, reports| encode(&WorkerFrame { seq: stamp.seq, ack: stamp.ack, incarnation: stamp.incarnation, reports });
+        let made = match batch {
+            None => Ok(frame(locked(sequence, Sequence::heartbeat), Vec::new())),
             Some(mut batch) => {
                 while let Ok(more) = reports.try_recv() {
                     batch.extend(more);
                 }
-                locked(sequence, |s| s.send(())).map(|stamp| (stamp, batch))
+                locked(sequence, |s| s.send(|stamp| frame(stamp, batch)).cloned())
             }
         };
-        let (stamp, reports) = match result {
-            Ok(frame) => frame,
-            Err(error) => return error.to_string(),
+        let made = match made {
+            Ok(made) => made,
+            Err(error) => return End::Over(error.to_string()),
         };
-        let frame = WorkerFrame { seq: stamp.seq, ack: stamp.ack, incarnation: stamp.incarnation, reports };
-        if let Err(error) = writer.send(&frame).await {
-            return error.chain();
+        if let Err(error) = writer.send_encoded(&made).await {
+            return ended(error);
         }
     }
 }

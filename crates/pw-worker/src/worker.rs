@@ -8,15 +8,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pw_exec::{ExecConfig, ExecCore};
 use pw_linalg::Choice;
-use pw_net::NetError;
-use pw_net::control::{Answer, ControlReader, ControlWriter, Hello, dial};
 use pw_net::data::DataServer;
 use pw_pjrt::Client;
-use pw_types::{HostSlot, Incarnation, WorkerDevice, WorkerInfo};
+use pw_types::{Incarnation, WorkerDevice, WorkerInfo};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -33,13 +31,6 @@ use crate::sink::Sink;
 use crate::stream::{Link, Stream};
 use crate::transfer::Transfers;
 use crate::{compiler, device, programs, targets, transfer};
-
-/// How long the controller may take to appear.
-const CONNECT: Duration = Duration::from_secs(10);
-const CONNECT_RETRY: Duration = Duration::from_millis(200);
-
-/// How long it may take to answer. It may hold an answer while it sorts out an earlier life of the same slot.
-const ANSWER: Duration = Duration::from_secs(30);
 
 /// Launches that one device thread may hold.
 const AHEAD_MAX: u32 = 32;
@@ -97,8 +88,7 @@ pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     let incarnation = new_incarnation();
     // Before the controller knows of this worker, whatever it needs is there.
     let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener)?;
-    let (reader, writer) = register(&config, info, incarnation).await?;
-    let stream = Stream::new(&config, incarnation, reader, writer).serve(link);
+    let stream = Stream::register(&config, info, incarnation).await?.serve(link);
     tokio::pin!(stream);
     tokio::select! {
         result = &mut stream => result,
@@ -258,51 +248,5 @@ impl Drop for Alarm {
         if std::thread::panicking() {
             let _ = self.fatal.send(format!("thread {} panicked", self.name));
         }
-    }
-}
-
-/// Dials the controller and says who this is.
-async fn register(
-    config: &WorkerConfig,
-    info: WorkerInfo,
-    incarnation: Incarnation,
-) -> Result<(ControlReader, ControlWriter), WorkerError> {
-    let address = || config.controller.clone();
-    let (mut reader, mut writer) = connect(&config.controller).await?;
-    let hello = Hello::Worker {
-        build: config.build.clone(),
-        token: config.token.clone(),
-        incarnation,
-        wanted_slot: config.slot.map(HostSlot),
-        info,
-    };
-    let no_answer = |reason: String| WorkerError::NoAnswer { address: address(), reason };
-    writer.send(&hello).await.map_err(|e| no_answer(e.chain()))?;
-    let answer = tokio::time::timeout(ANSWER, reader.next::<Answer>()).await;
-    let answer = answer.map_err(|_| no_answer(format!("none within {} s", ANSWER.as_secs())))?;
-    match answer.map_err(|e| no_answer(e.chain()))? {
-        Some(Answer::Welcome { slot, incarnation: theirs }) if theirs == incarnation => {
-            tracing::info!(%slot, controller = %config.controller, "registered");
-            Ok((reader, writer))
-        }
-        Some(Answer::Refused { status }) => Err(WorkerError::Refused { address: address(), status }),
-        Some(_) => Err(no_answer("it answered something else".to_owned())),
-        None => Err(no_answer("it ended the connection".to_owned())),
-    }
-}
-
-async fn connect(address: &str) -> Result<(ControlReader, ControlWriter), WorkerError> {
-    let deadline = Instant::now() + CONNECT;
-    loop {
-        let error = match dial(address).await {
-            Ok(halves) => return Ok(halves),
-            Err(error) => error,
-        };
-        // It may be starting; but what answers and is no controller will not become one.
-        let hopeless = matches!(error, NetError::NotOurs { .. } | NetError::Version { .. });
-        if hopeless || Instant::now() + CONNECT_RETRY >= deadline {
-            return Err(WorkerError::Unreachable { address: address.to_owned(), source: error });
-        }
-        tokio::time::sleep(CONNECT_RETRY).await;
     }
 }

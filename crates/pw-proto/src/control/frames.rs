@@ -5,9 +5,18 @@ use pw_types::{Command, CompileReport, Event, HostSlot, Incarnation, Report, Sta
 
 /// First message of whoever dials the controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per connection")]
 pub enum Hello {
     /// A worker wants in.
-    Worker { build: String, token: String, incarnation: Incarnation, wanted_slot: Option<HostSlot>, info: WorkerInfo },
+    Worker {
+        build: String,
+        token: String,
+        incarnation: Incarnation,
+        wanted_slot: Option<HostSlot>,
+        info: WorkerInfo,
+        /// It was here before, its connection broke, and it has taken so many frames: the stream goes on behind them.
+        resumes: Option<u64>,
+    },
     /// Somebody wants one snapshot.
     Status { build: String, token: String },
 }
@@ -15,9 +24,18 @@ pub enum Hello {
 /// What the controller answers to a [`Hello`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    Welcome { slot: HostSlot, incarnation: Incarnation },
-    Refused { status: Status },
-    Status { report: StatusReport },
+    /// `received`: frames taken from this worker so far.
+    Welcome {
+        slot: HostSlot,
+        incarnation: Incarnation,
+        received: u64,
+    },
+    Refused {
+        status: Status,
+    },
+    Status {
+        report: StatusReport,
+    },
 }
 
 /// Commands of one turn. An empty one with the last `seq` is a heartbeat.

@@ -168,7 +168,7 @@ union! {
     Hello = pb::Hello, kind: pb::hello::Kind {
         one []
         fields [
-            Worker = pb::hello::Worker { build, token, incarnation, wanted_slot, info },
+            Worker = pb::hello::Worker { build, token, incarnation, wanted_slot, info, resumes },
             Status = pb::hello::Query { build, token },
         ]
         none []
@@ -179,7 +179,7 @@ union! {
     Answer = pb::Answer, kind: pb::answer::Kind {
         one []
         fields [
-            Welcome = pb::answer::Welcome { slot, incarnation },
+            Welcome = pb::answer::Welcome { slot, incarnation, received },
             Refused = pb::answer::Refused { status },
             Status = pb::answer::Snapshot { report },
         ]

@@ -358,13 +358,16 @@ pub(super) fn status_report() -> StatusReport {
 }
 
 pub(super) fn hellos() -> Vec<Hello> {
-    let worker = |wanted_slot| Hello::Worker { build: "b".into(), token: "t".into(), incarnation: LIFE, wanted_slot, info: info() };
-    vec![worker(None), worker(Some(HostSlot(4))), Hello::Status { build: "b".into(), token: String::new() }]
+    let worker = |wanted_slot, resumes| {
+        let (build, token) = ("b".into(), "t".into());
+        Hello::Worker { build, token, incarnation: LIFE, wanted_slot, info: info(), resumes }
+    };
+    vec![worker(None, None), worker(Some(HostSlot(4)), Some(0)), Hello::Status { build: "b".into(), token: String::new() }]
 }
 
 pub(super) fn answers() -> Vec<Answer> {
     vec![
-        Answer::Welcome { slot: HostSlot(0), incarnation: LIFE },
+        Answer::Welcome { slot: HostSlot(0), incarnation: LIFE, received: 9 },
         Answer::Refused { status: status() },
         Answer::Status { report: status_report() },
     ]

@@ -48,7 +48,7 @@ pub(crate) struct Controller {
     pub(crate) downloads: Arc<Downloads>,
     reader: ControlReader,
     writer: ControlWriter,
-    sequence: Sequence<()>,
+    sequence: Sequence<Stamp>,
     reports: VecDeque<Report>,
     pub(crate) memory: Vec<u64>,
     seq: u64,
@@ -65,7 +65,7 @@ impl Controller {
         let (mut reader, mut writer) = accept(tcp).await.expect("a greeting");
         let Some(Hello::Worker { incarnation, info, token, .. }) = reader.next().await.expect("a hello") else { panic!("no worker") };
         assert_eq!(token, "secret");
-        writer.send(&Answer::Welcome { slot: HostSlot(0), incarnation }).await.expect("a welcome");
+        writer.send(&Answer::Welcome { slot: HostSlot(0), incarnation, received: 0 }).await.expect("a welcome");
         let downloads = Arc::new(Downloads::default());
         let edge = DataClient::connect(&info.data_address, "secret", downloads.clone()).await.expect("a data plane");
         edge.attach(SESSION).await.expect("attached");
@@ -75,7 +75,7 @@ impl Controller {
     }
 
     pub(crate) async fn send(&mut self, commands: Vec<Command>) {
-        let Stamp { seq, ack, incarnation } = self.sequence.send(()).expect("room");
+        let Stamp { seq, ack, incarnation } = *self.sequence.send(|stamp| stamp).expect("room");
         self.writer.send(&ControllerFrame { seq, ack, incarnation, commands }).await.expect("sent");
     }
 
