@@ -1,6 +1,7 @@
 """Trains a small character-level GPT, data-parallel over all devices, on the source of Python's own standard library.
 
 Plain JAX and optax: nothing here knows where the devices are. Run it as it is, or under `pathways local`.
+pipeline_gpt.py trains the same model in two stages.
 """
 
 import argparse
@@ -66,32 +67,92 @@ def normalize(x):
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
 
 
-def forward(weights, tokens):
-    """Scores of the next character at every place of `tokens` (batch, CONTEXT)."""
-    batch, length = tokens.shape
+def embed(weights, tokens):
+    return weights["tokens"][tokens] + weights["places"][: tokens.shape[1]]
+
+
+def run_blocks(blocks, x):
+    batch, length, width = x.shape
     past = jnp.tril(jnp.ones((length, length), bool))
-    x = weights["tokens"][tokens] + weights["places"][:length]
-    for block in weights["blocks"]:
+    for block in blocks:
         q, k, v = jnp.split((normalize(x) @ block["qkv"]).reshape(batch, length, HEADS, -1), 3, axis=-1)
         scores = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
         attention = jax.nn.softmax(jnp.where(past, scores, -1e9))
-        x += jnp.einsum("bhts,bshd->bthd", attention, v).reshape(batch, length, WIDTH) @ block["out"]
+        x += jnp.einsum("bhts,bshd->bthd", attention, v).reshape(batch, length, width) @ block["out"]
         x += jax.nn.gelu(normalize(x) @ block["up"]) @ block["down"]
+    return x
+
+
+def score(weights, x):
     return normalize(x) @ weights["head"]
 
 
+def forward(weights, tokens):
+    """Scores of the next character at every place of `tokens` (batch, CONTEXT)."""
+    return score(weights, run_blocks(weights["blocks"], embed(weights, tokens)))
+
+
+def cross_entropy(scores, targets):
+    return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+
+
 def loss_of(weights, inputs, targets):
-    return optax.softmax_cross_entropy_with_integer_labels(forward(weights, inputs), targets).mean()
+    return cross_entropy(forward(weights, inputs), targets)
+
+
+def make_optimizer(steps):
+    rate = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, steps // 20, steps, LEARNING_RATE / 10)
+    return optax.adamw(rate, b2=0.99, eps=1e-5)  # this eps keeps rounding from deciding updates of unused characters
+
+
+def make_update(optimizer):
+    def update(weights, state, gradient):
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    return update
 
 
 def make_step(optimizer):
+    update = make_update(optimizer)
+
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(weights, state, inputs, targets):
         loss, gradient = jax.value_and_grad(loss_of)(weights, inputs, targets)
-        updates, state = optimizer.update(gradient, state, weights)
-        return optax.apply_updates(weights, updates), state, loss
+        return *update(weights, state, gradient), loss
 
     return step
+
+
+def batches(data, steps, seed):
+    """Inputs and targets for every step: places of the text that are drawn at random."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        rows = rng.integers(0, len(data) - CONTEXT - 1, BATCH)
+        batch = data[rows[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
+        yield batch[:, :-1], batch[:, 1:]
+
+
+def over(devices):
+    """How to keep an array on every one of the devices, and how to split it over them."""
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    return NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+
+
+def train(data, steps, seed, progress):
+    """The weights, and the loss of every step."""
+    everywhere, split = over(jax.devices())
+    optimizer = make_optimizer(steps)
+    weights = jax.jit(init_weights, out_shardings=everywhere)(jax.random.key(seed))
+    state = jax.jit(optimizer.init, out_shardings=everywhere)(weights)
+    step, losses = make_step(optimizer), []
+    for i, batch in enumerate(batches(data, steps, seed)):
+        inputs, targets = jax.device_put(batch, split)
+        weights, state, loss = step(weights, state, inputs, targets)
+        losses.append(loss)
+        if i % 10 == 0 or i + 1 == steps:
+            progress.show(i + 1, float(loss))
+    return weights, [float(x) for x in jax.device_get(losses)]
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -140,61 +201,54 @@ class Progress:
         self.rate = rate
 
 
-def plot(losses, path):
+def plot(curves, path):
+    """`curves`: losses by the name of their run."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(losses, linewidth=1)
+    for name, losses in curves.items():
+        axes.plot(range(1, len(losses) + 1), losses, linewidth=1, label=name)
     axes.set(xlabel="step", ylabel="loss (nats per character)", title="Training on the standard library's source")
     axes.grid(alpha=0.3)
+    axes.legend()
     figure.savefig(path, dpi=120)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser(description, out):
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--out", default="out", metavar="DIR", help="where loss.png and sample.txt go (default: %(default)s)")
+    parser.add_argument("--out", default=out, metavar="DIR", help="where the results go (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the losses here")
-    args = parser.parse_args()
-    os.makedirs(args.out, exist_ok=True)
+    return parser
 
-    devices = jax.devices()
-    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+
+def write_json(path, progress, losses, **more):
+    if path:
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"devices": jax.device_count(), "tokens_per_second": progress.rate, "losses": losses, **more}, file)
+
+
+def main():
+    args = make_parser(__doc__.splitlines()[0], "out").parse_args()
+    os.makedirs(args.out, exist_ok=True)
     text = load_text()
     data = encode(text)
-    print(f"{len(devices)} devices, first {devices[0]}; {len(text):,} characters of text", flush=True)
+    print(f"{jax.device_count()} devices, first {jax.devices()[0]}; {len(text):,} characters of text", flush=True)
+    progress = Progress(args.steps)
+    weights, losses = train(data, args.steps, args.seed, progress)
 
-    rate = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, args.steps // 20, args.steps, LEARNING_RATE / 10)
-    optimizer = optax.adamw(rate, b2=0.99, eps=1e-5)  # this eps keeps rounding from deciding updates of unused characters
-    weights = jax.jit(init_weights, out_shardings=everywhere)(jax.random.key(args.seed))
-    state = jax.jit(optimizer.init, out_shardings=everywhere)(weights)
-    step, rng = make_step(optimizer), np.random.default_rng(args.seed)
-    losses, progress = [], Progress(args.steps)
-    for i in range(args.steps):
-        rows = rng.integers(0, len(data) - CONTEXT - 1, BATCH)
-        batch = data[rows[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
-        inputs, targets = jax.device_put((batch[:, :-1], batch[:, 1:]), split)
-        weights, state, loss = step(weights, state, inputs, targets)
-        losses.append(loss)
-        if i % 10 == 0 or i + 1 == args.steps:
-            progress.show(i + 1, float(loss))
-    losses = [float(x) for x in jax.device_get(losses)]
-
-    plot(losses, os.path.join(args.out, "loss.png"))
+    plot({"training": losses}, os.path.join(args.out, "loss.png"))
     prompt = data[text.index("\ndef ") :][:CONTEXT].astype(np.int32)
     drawn = generate(weights, prompt, SAMPLE, jax.random.key(args.seed))
     sample = f"{decode(prompt)}|{decode(np.asarray(drawn))}"
     with open(os.path.join(args.out, "sample.txt"), "w", encoding="ascii") as file:
         file.write(sample + "\n")
     print(f"\nloss {losses[0]:.4f} -> {losses[-1]:.4f}; after the bar the model writes:\n{sample}\n", flush=True)
-    if args.json:
-        with open(args.json, "w", encoding="ascii") as file:
-            json.dump({"devices": len(devices), "tokens_per_second": progress.rate, "sample": sample, "losses": losses}, file)
+    write_json(args.json, progress, losses, sample=sample)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ const HELP: &str = "\
 cargo xtask TASK
 
   setup    build the binary and make a virtual environment with JAX; the other tasks do it first where it is missing
-  demo     train a small GPT on a pathways cluster on this machine, beside stock JAX, and compare
+  demo     train a small GPT on pathways clusters on this machine, beside stock JAX, and compare
   test     everything that must pass: format, lints, tidy, Rust tests, Python tests
   tidy     the rules of the house: who imports whom, where unsafe may stand, sizes, headers, links
   accept   longer checks against material from outside the repo, such as JAX's own tests
