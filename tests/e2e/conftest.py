@@ -12,16 +12,16 @@ def pytest_sessionstart(session):
         pytest.exit(f"{PATHWAYS} is missing: run `cargo xtask setup` first", returncode=1)
 
 
-def local(workers, devices, *flags):
-    return ["local", "--workers", workers, "--devices", devices, "--port", 0, "--cache-dir", CACHE, *flags]
+def local(workers, devices, *flags, cache=CACHE):
+    return ["local", "--workers", workers, "--devices", devices, "--port", 0, "--cache-dir", cache, *flags]
 
 
 @pytest.fixture
 def start_cluster(processes):
-    """start_cluster(workers, devices, *flags, **environment) -> Cluster; flags as for `pathways local`."""
+    """start_cluster(workers, devices, *flags, cache=…, **environment) -> Cluster; flags as for `pathways local`."""
 
-    def start(workers, devices, *flags, **variables):
-        process = processes.pathways(*local(workers, devices, *flags), **variables)
+    def start(workers, devices, *flags, cache=CACHE, **variables):
+        process = processes.pathways(*local(workers, devices, *flags, cache=cache), **variables)
         match = process.wait_for(r"JAX_BACKEND_TARGET=(grpc://\S+).*status --controller (\S+)")
         return Cluster(processes, process, match[1], match[2])
 

@@ -20,7 +20,7 @@ cargo xtask TASK
   demo     train a small GPT on pathways clusters on this machine, beside stock JAX, and compare
   test     everything that must pass: format, lints, tidy, Rust tests, Python tests
   tidy     the rules of the house: who imports whom, where unsafe may stand, sizes, headers, links
-  accept   longer checks against material from outside the repo, such as JAX's own tests
+  accept   longer checks, and some against material from outside the repo, such as JAX's own tests
 
 `cargo xtask TASK --help` says more. A fresh machine needs Rust, Python 3.11 or newer with venv, and Linux on x86-64.";
 
