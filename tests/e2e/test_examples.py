@@ -10,24 +10,32 @@ sys.path.insert(0, {str(EXAMPLES)!r})
 import jax, numpy as np
 import pipeline_gpt, train_gpt
 train_gpt.CONTEXT, train_gpt.WIDTH, train_gpt.BATCH = 8, 16, 8
-data = np.random.default_rng(1).integers(0, len(train_gpt.ALPHABET), 1000)
-STEPS = 12
+train_gpt.load_text = lambda: "def f(x): return x * 2; " * 50
+STEPS, SEED = 12, 3
 """
 
 PIPELINE = SMALL + """
-stages = pipeline_gpt.Pipeline(jax.devices(), train_gpt.make_optimizer(STEPS), seed=3)
-where = [sorted({d.id for leaf in jax.tree.leaves(part) for d in leaf.devices()}) for part in stages.weights]
-result({"losses": pipeline_gpt.train(data, STEPS, 10, 3, train_gpt.Progress(10)), "where": where})
+import pathlib
+pathlib.Path("beside.json").write_text(json.dumps({"losses": [4.0, 3.0]}))
+sys.argv[1:] = ["--steps", str(STEPS), "--stop", "10", "--seed", str(SEED), "--json", "losses.json", "--beside", "beside.json"]
+class Pipeline(pipeline_gpt.Pipeline):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        Pipeline.seen = self
+pipeline_gpt.Pipeline = Pipeline
+pipeline_gpt.main()
+where = [sorted({d.id for leaf in jax.tree.leaves(part) for d in leaf.devices()}) for part in Pipeline.seen.weights]
+result({**json.loads(pathlib.Path("losses.json").read_text()), "where": where, "plot": pathlib.Path("out/loss.png").stat().st_size})
 """
 
 ONE_STAGE = SMALL + """
-result(train_gpt.train(data, STEPS, 3, train_gpt.Progress(STEPS))[1])
+result(train_gpt.train(train_gpt.encode(train_gpt.load_text()), STEPS, SEED, train_gpt.Progress(STEPS))[1])
 """
 
 
 def test_a_pipeline_over_two_workers_has_the_losses_of_one_device(run_local, run_stock):
     got, wanted = run_local(2, 2, PIPELINE).value, run_stock(1, ONE_STAGE).value
-    assert got["where"] == [[0, 1], [2, 3]]
+    assert got["devices"] == 4 and got["where"] == [[0, 1], [2, 3]] and got["plot"] > 0
     assert len(got["losses"]) == 10 and wanted[9] < wanted[0]
     for ours, theirs in zip(got["losses"], wanted):
         assert abs(ours - theirs) <= 1e-5 * theirs, (got["losses"], wanted)

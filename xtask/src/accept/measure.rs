@@ -22,7 +22,7 @@ Many small things on one worker with eight devices; every array lies on all of t
   - 100 000 times an array is made and dropped: what the session holds and the memory of the worker at the begin, in the middle
     and at the end
 Results are checked and a wrong one fails; times are printed with their goals, and depend on what else the machine does.
---quick takes a tenth of the arrays. About five minutes on two cores.",
+--quick takes a tenth of the arrays. About two minutes on two cores.",
     script: "many.py",
 };
 
