@@ -1,6 +1,7 @@
 """`cargo xtask accept many`: many small programs, many live arrays, many that come and go. Times are printed, not judged by exit code."""
 
 import argparse
+import threading
 import time
 
 from lab import Cluster, goal, in_turns, quantile, resident_mib, say, stock
@@ -10,13 +11,27 @@ JOBS, SLEPT_US = 48, 1000
 UPLOAD_EVERY = 10
 
 
+def bare_threads():
+    """Seconds that threads need which do nothing but sleep as long: what this machine makes of the ideal just now."""
+    threads = [threading.Thread(target=lambda: [time.sleep(SLEPT_US / 1e6) for _ in range(JOBS)]) for _ in range(DEVICES)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
 def many_programs(sides, rounds):
-    ours = sides["pathways"]
-    seconds = [s for _ in range(rounds) for s in ours.ask("jobs", count=JOBS, us=SLEPT_US, times=5)["seconds"]]
+    seconds, bare = [], []
+    for _ in range(rounds):
+        seconds += sides["pathways"].ask("jobs", count=JOBS, us=SLEPT_US, times=5)["seconds"]
+        bare += [bare_threads() for _ in range(5)]
     ideal = JOBS * SLEPT_US / 1e6
     wall = quantile(seconds, 0.5)
     say(f"{JOBS} programs of {SLEPT_US / 1000:g} ms slept on {DEVICES} devices each: {wall * 1e3:.1f} ms, ideal {ideal * 1e3:.1f} ms,"
         f" ratio {wall / ideal:.2f} (best {min(seconds) / ideal:.2f}); {goal('<= 1.2', wall <= 1.2 * ideal)}")
+    say(f"  {DEVICES} threads that only sleep need {quantile(bare, 0.5) * 1e3:.1f} ms, ratio {quantile(bare, 0.5) / ideal:.2f}")
     seen = in_turns(sides, 2 * rounds, "jobs", count=JOBS, us=0, times=10)
     tiny = {name: [quantile(turn, 0.5) for turn in turns] for name, turns in seen.items()}
     ratio = quantile([a / b for a, b in zip(tiny["pathways"], tiny["stock"])], 0.5)

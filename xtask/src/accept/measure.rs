@@ -17,7 +17,7 @@ cargo xtask accept many [--quick]
 
 Many small things on one worker with eight devices; every array lies on all of them:
   - 48 programs of their own, each with 1 ms of slept work on its own array, from the first call until all are done, beside the
-    48 ms that they need; the same with tiny work instead, beside stock JAX
+    48 ms that they need and beside threads that only sleep; the same with tiny work instead, beside stock JAX
   - single steps before and with 100 000 live arrays, p50 and p99, beside stock JAX
   - 100 000 times an array is made and dropped: what the session holds and the memory of the worker at the begin, in the middle
     and at the end
