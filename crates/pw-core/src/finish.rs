@@ -32,6 +32,7 @@ impl Core {
                     }
                 }
             }
+            Report::Described { query, result } => self.described(query, result, fx),
             Report::Memory { bytes_in_use } => {
                 let worker = &mut self.members.workers[slot.0 as usize];
                 if bytes_in_use.len() == worker.devices.len() {

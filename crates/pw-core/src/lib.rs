@@ -7,6 +7,7 @@
 mod arrays;
 mod audit;
 mod compute;
+mod describe;
 mod directory;
 mod effect;
 mod executables;
@@ -32,6 +33,7 @@ use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
+use crate::describe::Questions;
 use crate::directory::{BackingKey, Directory, Entry};
 use crate::executables::Executables;
 use crate::graph::{Node, Waiter, WaiterKey, Work};
@@ -89,6 +91,7 @@ pub struct Core {
     layouts: FxHashMap<(DType, Dims), LayoutAnswer>,
     layout_queries: FxHashMap<u64, (DType, Dims)>,
     next_layout_query: u64,
+    questions: Questions,
     next_run: u64,
     next_seq: u64,
     /// The next name of bytes that one worker sends to another.
@@ -116,6 +119,7 @@ impl Core {
             layouts: FxHashMap::default(),
             layout_queries: FxHashMap::default(),
             next_layout_query: 0,
+            questions: Questions::default(),
             next_run: 0,
             next_seq: 0,
             next_move_key: 1,
@@ -221,6 +225,7 @@ impl Core {
             Request::ExecutableMetadata { executable } => self.executable_metadata(at, executable, fx),
             Request::Execute(request) => self.execute(at, bytes, request, fx),
             Request::FetchExecuteResult { status } => self.await_status(at, status, Reply::FetchExecuteResult, fx),
+            Request::Describe { executable, question } => self.describe(at, executable, question, fx),
             Request::DestructExecutable { executable } => self.destruct_executable(at, executable, fx),
             Request::DefaultLayout { dtype, dims, device, memory_kind: _ } => self.default_layout(at, dtype, dims, device, fx),
             Request::DefaultDeviceAssignment { replicas, partitions } => self.default_device_assignment(at, replicas, partitions, fx),

@@ -119,6 +119,7 @@ impl Core {
                 self.executables.forget(id);
             }
         }
+        self.questions_lost(slot, &unavailable, fx);
         let asked: Vec<u64> = {
             let mut queries: Vec<u64> = self.layout_queries.keys().copied().collect();
             queries.sort_unstable();

@@ -1,5 +1,6 @@
 //! Event scripts: events in, effects out, through a small world that plays the edge and the workers.
 
+mod describe;
 mod moves;
 mod parts;
 

@@ -297,14 +297,7 @@ impl Session {
         if wire.pending.insert(op.0, Pending { user_context, download }).is_some() {
             return Err(Status::invalid(format!("two requests have the number {op}")));
         }
-        if let Decoded::Local(local) = *request {
-            if local != Local::Init
-                && let Some(response) = wire.answer(op).and_then(|meta| ifrt::encode_local(op, local, meta))
-            {
-                wire.send(&response);
-                wire.wake_writer();
-            }
-        } else {
+        if let Decoded::Core(_) = request {
             wire.credit -= 1;
         }
         Ok(())
@@ -426,7 +419,6 @@ pub(crate) async fn read(hub: Arc<Hub>, session: Arc<Session>, asked: Result<Vec
                     }
                 }
             }
-            Decoded::Local(_) => {}
         }
         // A stream that always has more must not keep others of this thread waiting.
         tokio::task::consume_budget().await;

@@ -98,6 +98,7 @@ impl ExecCore {
             ExecEvent::Compiled { executable, result } => fx.push(ExecEffect::Report(Report::Compiled { executable, result })),
             ExecEvent::Loaded { executable, result } => self.on_loaded(executable, result, fx),
             ExecEvent::Layout { query, result } => fx.push(ExecEffect::Report(Report::DefaultLayout { query, result })),
+            ExecEvent::Described { query, result } => fx.push(ExecEffect::Report(Report::Described { query, result })),
             ExecEvent::EndOfTurn => self.report_memory(fx),
         }
         self.settle(fx);
@@ -171,6 +172,7 @@ impl ExecCore {
             Command::Send(send) => self.arrive_send(send, fx),
             Command::Free { buffers } => buffers.into_iter().for_each(|id| self.table.unlist(id, fx)),
             Command::Cancel { runs } => runs.into_iter().for_each(|run| self.cancel(run, fx)),
+            Command::Describe { query, fingerprint, question } => fx.push(ExecEffect::Describe { query, fingerprint, question }),
             Command::DefaultLayout { query, dtype, dims } => fx.push(ExecEffect::Layout { query, dtype, dims }),
         }
     }

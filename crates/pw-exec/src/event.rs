@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pw_types::{
-    Command, CompileCommand, CompileReport, DType, Dims, ExecutableId, Handle, HostRead, HostWrite, Report, RunId, SendShards, SessionId,
-    Status,
+    Command, CompileCommand, CompileReport, DType, Description, Dims, ExecutableId, Handle, HostRead, HostWrite, Question, Report, RunId,
+    SendShards, SessionId, Status,
 };
 
 /// The shell's name of a backing. It is free for reuse after [`ExecEffect::Drop`], so effects must be obeyed in order.
@@ -101,6 +101,10 @@ pub enum ExecEvent {
         query: u64,
         result: Result<String, Status>,
     },
+    Described {
+        query: u64,
+        result: Result<Description, Status>,
+    },
     /// The batch is over: what is said once per turn is said now.
     EndOfTurn,
 }
@@ -147,6 +151,11 @@ pub enum ExecEffect {
     },
     Unload {
         executable: ExecutableId,
+    },
+    Describe {
+        query: u64,
+        fingerprint: Bytes,
+        question: Question,
     },
     Layout {
         query: u64,

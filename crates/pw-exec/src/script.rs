@@ -198,6 +198,7 @@ fn render(effect: &ExecEffect) -> String {
         ExecEffect::Compile(c) => format!("compile e{}", c.executable),
         ExecEffect::Load { executable, .. } => format!("load e{executable}"),
         ExecEffect::Unload { executable } => format!("unload e{executable}"),
+        ExecEffect::Describe { query, .. } => format!("describe {query}"),
         ExecEffect::Layout { query, .. } => format!("layout {query}"),
         ExecEffect::Report(Report::Finished { run, result: Ok(()), .. }) => format!("finished r{run}"),
         ExecEffect::Report(Report::Finished { run, result: Err(status), .. }) => format!("finished r{run}: {status}"),

@@ -3,6 +3,8 @@
 //! `rewrite` takes a partitioned, optimized `HloModuleProto` and gives a program for one device at a
 //! time, in which every collective is a typed-FFI custom call. Whoever registers the targets performs them.
 //!
+//! `print` writes the text of a module as XLA does, and `cost` counts what a run takes.
+//!
 //! Invariants:
 //! 1. What is not understood is refused with the name and opcode of the instruction, never guessed.
 //! 2. A field that is not replaced is kept byte for byte, known or not.
@@ -12,8 +14,10 @@
 //! It deliberately does not know a plugin, a device, a thread or a socket.
 
 pub use crate::collective::{Array, Collective, Element, Op, Reduce};
+pub use crate::cost::{Cost, cost};
 pub use crate::error::HloError;
 pub use crate::kernel::{Part, parts, perform};
+pub use crate::print::print;
 pub use crate::rewrite::{Rewritten, rewrite};
 
 /// Target of the call that stands for a collective. Its attributes: `cfg`, the text of the [`Collective`],
@@ -26,11 +30,14 @@ pub const REPLICA_ID: &str = "pw.replica_id";
 
 mod chain;
 mod collective;
+mod cost;
 mod error;
 mod groups;
 mod kernel;
 mod lower;
+mod message;
 mod module;
+mod print;
 mod rewrite;
 mod shape;
 mod text;

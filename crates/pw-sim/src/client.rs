@@ -553,7 +553,11 @@ impl Client {
     }
 
     fn look(&mut self, rng: &mut Rng) -> Request {
-        match rng.below(5) {
+        match rng.below(6) {
+            5 if !self.executables.is_empty() => Request::Describe {
+                executable: self.executables[rng.index(self.executables.len())].handle,
+                question: rng.pick(&[Question::Text, Question::Cost]),
+            },
             0 if !self.executables.is_empty() => {
                 let executable = self.executables[rng.index(self.executables.len())].handle;
                 Request::ExecutableMetadata { executable }

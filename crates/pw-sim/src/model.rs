@@ -276,6 +276,8 @@ impl Model {
                 let known = self.sessions[&id].executables.contains_key(executable);
                 Ask::of("ExecutableMetadata", if known { Ok(()) } else { Err(Blame::Code(Code::NotFound)) })
             }
+            // Whatever goes wrong stands in the body of the answer.
+            Request::Describe { .. } => Ask { at_once: false, ..Ask::ok("Describe") },
             Request::Execute(request) => crate::execute::ask(self, id, request),
             Request::DestructExecutable { executable } => {
                 let known = self.sessions.get_mut(&id).and_then(|s| s.executables.remove(executable)).is_some();

@@ -277,6 +277,15 @@ impl Worker {
                 Ok(())
             }
             ExecEffect::Unload { .. } => Ok(()),
+            ExecEffect::Describe { query, question, .. } => {
+                let answer = match question {
+                    Question::Text => Description::Text("HloModule".to_owned()),
+                    Question::Cost => Description::Cost(vec![Cost { name: "flops".to_owned(), value: 1.0 }]),
+                };
+                let event = ExecEvent::Described { query, result: Ok(answer) };
+                around.notes.push((around.rng.between(1_000, 5_000_000), Note::Event(event)));
+                Ok(())
+            }
             ExecEffect::Layout { query, dims, .. } => {
                 let event = ExecEvent::Layout { query, result: Ok(format!("{{{}}}", dims.len())) };
                 around.notes.push((around.rng.between(1_000, 50_000), Note::Event(event)));

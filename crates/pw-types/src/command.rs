@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, RunId, SessionId, ShardId};
+use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, Question, RunId, SessionId, ShardId};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
@@ -30,6 +30,12 @@ pub enum Command {
     /// Members of these runs that have not started are skipped; their outputs become error buffers.
     Cancel {
         runs: Vec<RunId>,
+    },
+    /// Ask for more about a compiled program than its report says.
+    Describe {
+        query: u64,
+        fingerprint: Bytes,
+        question: Question,
     },
     /// Ask the plugin for the layout it gives an array of this shape.
     DefaultLayout {

@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod compile;
+pub mod describe;
 pub mod dtype;
 pub mod event;
 pub mod ids;
@@ -18,6 +19,7 @@ pub mod topology;
 
 pub use command::*;
 pub use compile::*;
+pub use describe::*;
 pub use dtype::DType;
 pub use event::*;
 pub use ids::*;

@@ -28,6 +28,12 @@ pub enum Reply {
     Execute(ExecuteReply),
     FetchExecuteResult,
     DestructExecutable,
+    /// The failure stands inside the body: a client whose cost analysis fails without one raises an error about its own internals
+    /// (protocol fact).
+    Described {
+        question: crate::Question,
+        result: Result<crate::Description, Status>,
+    },
     /// XLA layout text such as `{1,0}`.
     DefaultLayout(String),
     /// `replicas × partitions` device ids, for each replica, for each partition.

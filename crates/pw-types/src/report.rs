@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{CompileReport, ExecutableId, RunId, Status};
+use crate::{CompileReport, Description, ExecutableId, RunId, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Report {
@@ -20,6 +20,10 @@ pub enum Report {
         /// Longest over the local devices of (ready − max(previous ready, launch)); 0 for transfers.
         device_ns: u64,
         result: Result<(), Status>,
+    },
+    Described {
+        query: u64,
+        result: Result<Description, Status>,
     },
     DefaultLayout {
         query: u64,

@@ -76,6 +76,11 @@ pub enum Request {
     FetchExecuteResult {
         status: Handle,
     },
+    /// Answered by a worker that has the program.
+    Describe {
+        executable: Handle,
+        question: crate::Question,
+    },
     DestructExecutable {
         executable: Handle,
     },

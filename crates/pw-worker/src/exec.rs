@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use crate::convert;
+use crate::describe::DescribeJob;
 use crate::device::{Clock, DeviceJob, Program};
 use crate::launch::{self, LaunchJob};
 use crate::peers::Peers;
@@ -70,6 +71,7 @@ pub(crate) struct Outlets {
     pub(crate) copies: Sender<TransferJob>,
     pub(crate) compiles: Sender<CompileCommand>,
     pub(crate) loads: Sender<LoadJob>,
+    pub(crate) questions: Sender<DescribeJob>,
     /// Things whose end takes long.
     pub(crate) drops: Sender<Box<dyn Send>>,
     pub(crate) reports: UnboundedSender<Vec<Report>>,
@@ -190,6 +192,9 @@ impl Exec {
                 if let Some(program) = self.programs.remove(&executable) {
                     self.send("drop", |o| o.drops.send(Box::new(program)).is_ok());
                 }
+            }
+            ExecEffect::Describe { query, fingerprint, question } => {
+                self.send("describe", |o| o.questions.send(DescribeJob { query, fingerprint, question }).is_ok());
             }
             ExecEffect::Layout { query, dtype, dims } => {
                 let result = self.layout(dtype, &dims);

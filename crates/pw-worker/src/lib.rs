@@ -11,6 +11,7 @@ mod cache;
 mod child;
 mod compiler;
 mod convert;
+mod describe;
 mod device;
 mod error;
 mod exec;

@@ -30,7 +30,7 @@ use crate::peers::Peers;
 use crate::sink::Sink;
 use crate::stream::{Link, Stream};
 use crate::transfer::Transfers;
-use crate::{compiler, device, programs, targets, transfer};
+use crate::{compiler, describe, device, programs, targets, transfer};
 
 /// Launches that one device thread may hold.
 const AHEAD_MAX: u32 = 32;
@@ -218,6 +218,9 @@ fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net
     let (loads, jobs) = channel();
     let (load_cache, load_client, load_exec) = (cache.clone(), client.clone(), exec.clone());
     spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &callbacks, &load_exec)))?;
+    let (questions, jobs) = channel();
+    let (describe_cache, describe_client, describe_exec) = (cache.clone(), client.clone(), exec.clone());
+    spawn("describe".to_owned(), Box::new(move || describe::serve(&jobs, &describe_cache, &describe_client, &describe_exec)))?;
     let (compiles, jobs) = channel();
     let child = ChildSlot::default();
     let device_ids = client.devices().iter().map(|d| d.id).collect();
@@ -232,7 +235,8 @@ fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
     let (reports, reports_out) = unbounded_channel();
     let peers = Peers::new(config.token.clone(), exec.clone(), runtime.handle().clone());
-    let outlets = Outlets { devices, clock, transfers, peers, uploads, copies, compiles, loads, drops, reports, fatal: fatal.clone() };
+    let outlets =
+        Outlets { devices, clock, transfers, peers, uploads, copies, compiles, loads, questions, drops, reports, fatal: fatal.clone() };
     let link = Link { exec, reports: reports_out, fatal: fatal_out };
     Ok(Parts { exec: Exec::new(core, outlets), messages, link, ending: Ending { child, data: Some(runtime) } })
 }

@@ -37,7 +37,7 @@ macro_rules! plain {
     )*};
 }
 
-plain! { bool i32 u32 i64 u64 String Bytes }
+plain! { bool i32 u32 i64 u64 f64 String Bytes }
 
 macro_rules! ids {
     ($($name:ident($inner:ty))*) => {$(

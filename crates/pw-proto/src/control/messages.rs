@@ -47,6 +47,7 @@ messages! {
 
 result!(Arc<CompileReport>, pb::CompileResult, pb::compile_result::Kind);
 result!(String, pb::LayoutResult, pb::layout_result::Kind);
+result!(Description, pb::DescriptionResult, pb::description_result::Kind);
 result!(Reply, pb::ReplyResult, pb::reply_result::Kind);
 result!(CompiledProgram, pb::CompiledProgramResult, pb::compiled_program_result::Kind);
 
@@ -59,6 +60,7 @@ union! {
             Free = pb::command::Free { buffers },
             Cancel = pb::command::Cancel { runs },
             DefaultLayout = pb::command::DefaultLayout { query, dtype, dims },
+            Describe = pb::command::Describe { query, fingerprint, question },
         ]
         none []
     }
@@ -72,6 +74,7 @@ union! {
             Loaded = pb::report::Loaded { executable, result },
             Finished = pb::report::Finished { run, device_ns, result },
             DefaultLayout = pb::report::DefaultLayout { query, result },
+            Described = pb::report::Described { query, result },
             Memory = pb::report::Memory { bytes_in_use },
         ]
         none []
@@ -107,6 +110,7 @@ union! {
             DestructArrays = pb::request::Arrays { arrays },
             ExecutableMetadata = pb::request::Executable { executable },
             FetchExecuteResult = pb::request::FetchExecuteResult { status },
+            Describe = pb::request::Describe { executable, question },
             DestructExecutable = pb::request::Executable { executable },
             DefaultLayout = pb::request::DefaultLayout { dtype, dims, device, memory_kind },
             DefaultDeviceAssignment = pb::request::DefaultDeviceAssignment { replicas, partitions },
@@ -123,7 +127,10 @@ union! {
             MakeArray, MakeArraysFromShards, Assemble, Disassemble, FullyReplicatedShard, CopyArrays, RemapArrays, DeleteArrays,
             IsArrayDeleted, Compile, ExecutableMetadata, Execute, DefaultLayout,
         ]
-        fields [DefaultDeviceAssignment = pb::reply::DefaultDeviceAssignment { replicas, partitions, devices }]
+        fields [
+            DefaultDeviceAssignment = pb::reply::DefaultDeviceAssignment { replicas, partitions, devices },
+            Described = pb::reply::Described { question, result },
+        ]
         none [CheckFuture, CheckValueReady, CopyToHost, DestructArrays, FetchExecuteResult, DestructExecutable]
     }
 }

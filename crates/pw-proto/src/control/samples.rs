@@ -161,8 +161,15 @@ pub(super) fn commands() -> Vec<Command> {
         Command::HostRead(HostRead { byte_strides: None, ..read }),
         Command::Free { buffers: vec![BufferId { run: RunId(1), output: 0 }, BufferId { run: RunId(0), output: 1 }] },
         Command::Cancel { runs: vec![RunId(1), RunId(2)] },
+        Command::Describe { query: 1, fingerprint: Bytes::from_static(b"f"), question: Question::Text },
+        Command::Describe { query: 2, fingerprint: Bytes::new(), question: Question::Cost },
         Command::DefaultLayout { query: 1, dtype: DType::Pred, dims: vec![1] },
     ]
+}
+
+fn costs() -> Description {
+    let cost = |name: &str, value| Cost { name: name.into(), value };
+    Description::Cost(vec![cost("flops", 1024.0), cost("optimal_seconds", -0.5)])
 }
 
 pub(super) fn reports() -> Vec<Report> {
@@ -174,6 +181,9 @@ pub(super) fn reports() -> Vec<Report> {
         Report::Loaded { executable, result: Err(status()) },
         Report::Finished { run: RunId(1), device_ns: 5, result: Ok(()) },
         Report::Finished { run: RunId(1), device_ns: 0, result: Err(status()) },
+        Report::Described { query: 1, result: Ok(Description::Text("HloModule f".into())) },
+        Report::Described { query: 2, result: Ok(costs()) },
+        Report::Described { query: 3, result: Err(status()) },
         Report::DefaultLayout { query: 1, result: Ok(String::new()) },
         Report::DefaultLayout { query: 2, result: Err(status()) },
         Report::Memory { bytes_in_use: vec![0, 1, u64::MAX] },
@@ -240,6 +250,8 @@ pub(super) fn requests() -> Vec<Request> {
         Request::Execute(execute),
         Request::FetchExecuteResult { status: Handle(3) },
         Request::DestructExecutable { executable: Handle(3) },
+        Request::Describe { executable: Handle(3), question: Question::Text },
+        Request::Describe { executable: Handle(3), question: Question::Cost },
         Request::DefaultLayout { dtype: DType::U2, dims: vec![], device: VirtualDeviceId(1), memory_kind: "device".into() },
         Request::DefaultDeviceAssignment { replicas: 1, partitions: 8 },
         Request::Refused { status: status(), results, consumes: arrays },
@@ -277,6 +289,8 @@ pub(super) fn replies() -> Vec<Reply> {
         Reply::Execute(ExecuteReply { status: Handle(0), outputs: vec![] }),
         Reply::FetchExecuteResult,
         Reply::DestructExecutable,
+        Reply::Described { question: Question::Cost, result: Ok(costs()) },
+        Reply::Described { question: Question::Text, result: Err(status()) },
         Reply::DefaultLayout("{1,0}".into()),
         Reply::DefaultDeviceAssignment { replicas: 1, partitions: 2, devices: devices(2) },
     ]

@@ -18,6 +18,10 @@ enumeration! {
     CopySemantics = pb::CopySemantics { AlwaysCopy AlwaysCopy, ReuseInput ReuseInput, DonateInput DonateInput }
 }
 
+enumeration! {
+    Question = pb::Question { Text Text, Cost Cost }
+}
+
 impl Convert<i32> for Code {
     fn encode(&self) -> i32 {
         *self as i32
@@ -90,6 +94,25 @@ impl Convert<pb::Handles> for Vec<Handle> {
     }
 }
 
+impl Convert<pb::Costs> for Vec<Cost> {
+    fn encode(&self) -> pb::Costs {
+        pb::Costs { costs: self.encode() }
+    }
+
+    fn decode(proto: pb::Costs) -> Result<Vec<Cost>, DecodeError> {
+        Convert::decode(proto.costs)
+    }
+}
+
+union! {
+    Description = pb::Description, kind: pb::description::Kind {
+        one [Text, Cost]
+        fields []
+        none []
+    }
+}
+must_be_there!(Description, pb::Description);
+
 union! {
     Partition = pb::Partition, kind: pb::partition::Kind {
         one [Tiled]
@@ -101,6 +124,7 @@ must_be_there!(Partition, pb::Partition);
 
 messages! {
     Status = pb::Status { code, message, cause }
+    Cost = pb::Cost { name, value }
     PhysicalDeviceId = pb::PhysicalDeviceId { slot, index }
     BufferId = pb::BufferId { run, output }
     ShardId = pb::ShardId { buffer, shard }

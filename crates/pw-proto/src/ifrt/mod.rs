@@ -27,7 +27,7 @@ pub use dtype::{dtype_from_number, dtype_number};
 pub use init::encode_init;
 pub use layout::layout_from_text;
 pub use options::{CompileOptions, compile_options};
-pub use reply::{Meta, encode_error, encode_local, encode_reply, status_from_proto, status_to_proto};
+pub use reply::{Meta, encode_error, encode_reply, status_from_proto, status_to_proto};
 pub use request::{DecodeError, Decoded, Incoming, Local, decode_message, decode_request};
 pub use sharding::{array_spec, decode_sharding, encode_sharding};
 

@@ -1,10 +1,9 @@
 //! Responses.
 
 use bytes::Bytes;
-use pw_types::{Code, CompileReport, Handle, OpId, Reply, Status, ValueSpec, VirtualDeviceId};
+use pw_types::{Code, CompileReport, Description, Handle, OpId, Question, Reply, Status, ValueSpec, VirtualDeviceId};
 
-use super::request::Local;
-use super::{dtype, layout_from_text, pb, sharding};
+use super::{Attribute, attribute_map, dtype, layout_from_text, pb, sharding};
 use pb::ifrt_response::Response;
 use pb::loaded_executable_metadata_response as metadata;
 
@@ -36,25 +35,6 @@ pub fn encode_error(op: OpId, status: &Status) -> pb::IfrtResponse {
 /// A request that succeeded.
 pub fn encode_reply(op: OpId, reply: &Reply, meta: Meta) -> pb::IfrtResponse {
     with_body(op, meta, body(reply))
-}
-
-/// Requests that need no core: their answer says inside the body that there is none.
-pub fn encode_local(op: OpId, local: Local, meta: Meta) -> Option<pb::IfrtResponse> {
-    let status = |what: &str| status_to_proto(&Status::unimplemented(format!("{what} is not served by pathways-rs")));
-    let response = match local {
-        Local::Init => return None,
-        Local::CostAnalysis => {
-            let result = pb::loaded_executable_cost_analysis_response::Result::Status(status("cost analysis"));
-            Response::LoadedExecutableCostAnalysisResponse(pb::LoadedExecutableCostAnalysisResponse { result: Some(result) })
-        }
-        Local::ProgramText => {
-            let result = pb::loaded_executable_human_readable_program_text_response::Result::Status(status("the compiled program's text"));
-            Response::LoadedExecutableHumanReadableProgramTextResponse(pb::LoadedExecutableHumanReadableProgramTextResponse {
-                result: Some(result),
-            })
-        }
-    };
-    Some(with_body(op, meta, response))
 }
 
 pub(super) fn with_body(op: OpId, meta: Meta, response: Response) -> pb::IfrtResponse {
@@ -115,6 +95,7 @@ fn body(reply: &Reply) -> Response {
             Response::LoadedExecutableFetchExecuteResultResponse(pb::LoadedExecutableFetchExecuteResultResponse::default())
         }
         Reply::DestructExecutable => Response::LoadedExecutableDestructResponse(pb::LoadedExecutableDestructResponse {}),
+        Reply::Described { question, result } => described(*question, result),
         Reply::DefaultLayout(text) => {
             let serialized_pjrt_layout = Bytes::copy_from_slice(text.as_bytes());
             Response::GetDefaultLayoutResponse(pb::GetDefaultLayoutResponse { serialized_pjrt_layout })
@@ -122,6 +103,35 @@ fn body(reply: &Reply) -> Response {
         Reply::DefaultDeviceAssignment { replicas, partitions, devices } => {
             let device_assignment = Some(device_assignment(*replicas, *partitions, devices));
             Response::GetDefaultDeviceAssignmentResponse(pb::GetDefaultDeviceAssignmentResponse { device_assignment })
+        }
+    }
+}
+
+/// The failure of an answer stands inside its body.
+fn described(question: Question, result: &Result<Description, Status>) -> Response {
+    use pb::loaded_executable_cost_analysis_response::Result as Cost;
+    use pb::loaded_executable_human_readable_program_text_response::Result as Text;
+    let mixed_up = || status_to_proto(&Status::internal("the answer is to another question"));
+    match question {
+        Question::Cost => {
+            let result = match result {
+                Ok(Description::Cost(costs)) => {
+                    Cost::Attributes(attribute_map(costs.iter().map(|cost| (cost.name.as_str(), Attribute::Float(cost.value as f32)))))
+                }
+                Ok(Description::Text(_)) => Cost::Status(mixed_up()),
+                Err(status) => Cost::Status(status_to_proto(status)),
+            };
+            Response::LoadedExecutableCostAnalysisResponse(pb::LoadedExecutableCostAnalysisResponse { result: Some(result) })
+        }
+        Question::Text => {
+            let result = match result {
+                Ok(Description::Text(text)) => Text::HumanReadableProgramText(text.clone()),
+                Ok(Description::Cost(_)) => Text::Status(mixed_up()),
+                Err(status) => Text::Status(status_to_proto(status)),
+            };
+            Response::LoadedExecutableHumanReadableProgramTextResponse(pb::LoadedExecutableHumanReadableProgramTextResponse {
+                result: Some(result),
+            })
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use prost::Message;
-use pw_types::{FIRST_SERVER_HANDLE, Handle, OpId, Request, Status};
+use pw_types::{FIRST_SERVER_HANDLE, Handle, OpId, Question, Request, Status};
 
 use super::requests as read;
 use super::wire::{Fields, Value};
@@ -15,8 +15,6 @@ use pb::ifrt_request::Request as Wire;
 pub enum Local {
     /// Always the first request of a session.
     Init,
-    CostAnalysis,
-    ProgramText,
 }
 
 /// What a request means. Nearly all are for the core, so a box would cost more than the space it saves.
@@ -101,6 +99,10 @@ fn unserved(name: &str, results: Vec<u64>) -> Request {
     refused(Status::unimplemented(format!("{name} is not served by this build of pathways-rs")), results, Vec::new())
 }
 
+fn describe(executable: u64, question: Question) -> Request {
+    Request::Describe { executable: Handle(executable), question }
+}
+
 fn or_refused(request: Result<Request, Status>, results: Vec<u64>, consumes: Vec<u64>) -> Request {
     request.unwrap_or_else(|status| refused(status, results, consumes))
 }
@@ -108,8 +110,6 @@ fn or_refused(request: Result<Request, Status>, results: Vec<u64>, consumes: Vec
 fn meaning(wire: Wire) -> Decoded {
     Decoded::Core(match wire {
         Wire::InitRequest(_) => return Decoded::Local(Local::Init),
-        Wire::LoadedExecutableCostAnalysisRequest(_) => return Decoded::Local(Local::CostAnalysis),
-        Wire::LoadedExecutableHumanReadableProgramTextRequest(_) => return Decoded::Local(Local::ProgramText),
 
         Wire::LoadedExecutableExecuteRequest(m) => {
             // The hot path: no copies unless it is refused.
@@ -154,6 +154,8 @@ fn meaning(wire: Wire) -> Decoded {
         Wire::CompileRequest(m) => or_refused(read::compile(m, compile_options), Vec::new(), Vec::new()),
         Wire::LoadedExecutableMetadataRequest(m) => Request::ExecutableMetadata { executable: Handle(m.loaded_executable_handle) },
         Wire::LoadedExecutableFetchExecuteResultRequest(m) => Request::FetchExecuteResult { status: Handle(m.result_status_handle) },
+        Wire::LoadedExecutableCostAnalysisRequest(m) => describe(m.loaded_executable_handle, Question::Cost),
+        Wire::LoadedExecutableHumanReadableProgramTextRequest(m) => describe(m.loaded_executable_handle, Question::Text),
         Wire::LoadedExecutableDestructRequest(m) => Request::DestructExecutable { executable: Handle(m.loaded_executable_handle) },
         Wire::GetDefaultDeviceAssignmentRequest(m) => or_refused(read::default_assignment(&m), Vec::new(), Vec::new()),
         Wire::GetDefaultLayoutRequest(m) => or_refused(read::default_layout(m), Vec::new(), Vec::new()),

@@ -320,7 +320,9 @@ fn what_is_not_served_is_refused_by_name() {
         assert!(status.message.starts_with(name), "{}", status.message);
     }
     let local = |request| incoming(request).request;
-    assert_eq!(local(Wire::LoadedExecutableCostAnalysisRequest(Default::default())), Decoded::Local(Local::CostAnalysis));
+    let cost = pb::LoadedExecutableCostAnalysisRequest { loaded_executable_handle: 5 };
+    let asked = Request::Describe { executable: Handle(5), question: Question::Cost };
+    assert_eq!(local(Wire::LoadedExecutableCostAnalysisRequest(cost)), Decoded::Core(asked));
     assert_eq!(local(Wire::InitRequest(pb::InitRequest {})), Decoded::Local(Local::Init));
 }
 
@@ -431,13 +433,14 @@ fn the_init_response_lists_devices_and_memories() {
 }
 
 #[test]
-fn errors_have_no_body_and_locals_have_one() {
+fn errors_have_no_body_and_failed_descriptions_have_one() {
     let error = encode_error(OpId(3), &Status::invalid("no"));
     assert!(error.response.is_none());
     assert_eq!(error.response_metadata.and_then(|meta| meta.status).map(|status| status.code), Some(3));
-    for local in [Local::CostAnalysis, Local::ProgramText] {
+    for question in [Question::Cost, Question::Text] {
         let meta = Meta { seq_num: 4, released: vec![8] };
-        let response = encode_local(OpId(3), local, meta).expect("it has an answer");
+        let reply = Reply::Described { question, result: Err(Status::invalid("no")) };
+        let response = encode_reply(OpId(3), &reply, meta);
         let metadata = response.response_metadata.expect("set");
         assert_eq!((metadata.seq_num, &metadata.destroyed_user_context_ids[..], response.response.is_some()), (4, &[8][..], true));
     }
