@@ -6,6 +6,7 @@
 
 mod arrays;
 mod audit;
+mod bitcast;
 mod compute;
 mod describe;
 mod directory;
@@ -207,6 +208,11 @@ impl Core {
                 self.copy_arrays(at, bytes, &arrays, results, &devices, &memory, copy, fx)
             }
             Request::RemapArrays { arrays, results, plan, copy } => self.remap_arrays(at, &arrays, results, &plan, copy, fx),
+            Request::MakeErrorArrays { arrays, status } => {
+                self.poison_results(session, &arrays, &Arc::new(status), fx);
+                self.answer(at, Ok(Reply::MakeErrorArrays(arrays)), fx)
+            }
+            Request::BitcastArrays { arrays, results, specs, copy } => self.bitcast_arrays(at, &arrays, results, &specs, copy, fx),
             Request::DeleteArrays { arrays } => self.delete_arrays(at, &arrays, fx),
             Request::IsArrayDeleted { array } => {
                 let deleted = match self.sessions[&session].arrays.get(&array) {

@@ -3,6 +3,7 @@
 mod describe;
 mod moves;
 mod parts;
+mod specs;
 
 use std::sync::Arc;
 

@@ -545,6 +545,10 @@ impl Client {
             0 => Request::CopyToHost { array: gone, host_buffer: result, byte_strides: None },
             1 => Request::Disassemble { array: gone, results: vec![result], copy: CopySemantics::ReuseInput },
             2 => Request::ExecutableMetadata { executable: Handle(1 << 41) },
+            3 => {
+                self.stale.push(result);
+                Request::MakeErrorArrays { arrays: vec![result], status: Status::invalid("an error of the client's own") }
+            }
             _ => {
                 self.stale.push(result);
                 Request::Refused { status: Status::unimplemented("a request of the future"), results: vec![result], consumes: vec![] }

@@ -295,6 +295,10 @@ impl Model {
             Request::Refused { status, results, .. } => {
                 Ask::of("Refused", Err(Blame::Exact(status.clone()))).poisons(results.iter().copied())
             }
+            Request::MakeErrorArrays { arrays, status } => {
+                self.poison(id, arrays, status);
+                Ask::ok("MakeErrorArrays")
+            }
             other => self.ask_for_arrays(id, other),
         }
     }

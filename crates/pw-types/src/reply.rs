@@ -19,6 +19,8 @@ pub enum Reply {
     CopyToHost,
     CopyArrays(Vec<Handle>),
     RemapArrays(Vec<Handle>),
+    MakeErrorArrays(Vec<Handle>),
+    BitcastArrays(Vec<Handle>),
     /// The future of the deletion.
     DeleteArrays(Handle),
     IsArrayDeleted(bool),

@@ -59,6 +59,18 @@ pub enum Request {
         plan: RemapPlan,
         copy: CopySemantics,
     },
+    /// Arrays that carry `status`.
+    MakeErrorArrays {
+        arrays: Vec<Handle>,
+        status: crate::Status,
+    },
+    /// The same bytes seen as arrays of other specs.
+    BitcastArrays {
+        arrays: Vec<Handle>,
+        results: Vec<Handle>,
+        specs: Vec<ArraySpec>,
+        copy: CopySemantics,
+    },
     DeleteArrays {
         arrays: Vec<Handle>,
     },

@@ -105,6 +105,8 @@ union! {
             CopyToHost = pb::request::CopyToHost { array, host_buffer, byte_strides },
             CopyArrays = pb::request::CopyArrays { arrays, results, devices, memory, copy },
             RemapArrays = pb::request::RemapArrays { arrays, results, plan, copy },
+            MakeErrorArrays = pb::request::MakeErrorArrays { arrays, status },
+            BitcastArrays = pb::request::BitcastArrays { arrays, results, specs, copy },
             DeleteArrays = pb::request::Arrays { arrays },
             IsArrayDeleted = pb::request::IsArrayDeleted { array },
             DestructArrays = pb::request::Arrays { arrays },
@@ -125,7 +127,7 @@ union! {
     Reply = pb::Reply, kind: pb::reply::Kind {
         one [
             MakeArray, MakeArraysFromShards, Assemble, Disassemble, FullyReplicatedShard, CopyArrays, RemapArrays, DeleteArrays,
-            IsArrayDeleted, Compile, ExecutableMetadata, Execute, DefaultLayout,
+            IsArrayDeleted, Compile, ExecutableMetadata, Execute, DefaultLayout, MakeErrorArrays, BitcastArrays,
         ]
         fields [
             DefaultDeviceAssignment = pb::reply::DefaultDeviceAssignment { replicas, partitions, devices },

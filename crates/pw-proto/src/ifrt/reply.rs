@@ -64,6 +64,8 @@ fn body(reply: &Reply) -> Response {
         Reply::CopyToHost => Response::CopyToHostBufferResponse(pb::CopyToHostBufferResponse {}),
         Reply::CopyArrays(arrays) => Response::CopyArraysResponse(pb::CopyArraysResponse { array_handles: handles(arrays) }),
         Reply::RemapArrays(arrays) => Response::RemapArraysResponse(pb::RemapArraysResponse { array_handles: handles(arrays) }),
+        Reply::MakeErrorArrays(arrays) => Response::MakeErrorArraysResponse(pb::MakeErrorArraysResponse { array_handles: handles(arrays) }),
+        Reply::BitcastArrays(arrays) => Response::BitcastArraysResponse(pb::BitcastArraysResponse { array_handles: handles(arrays) }),
         Reply::DeleteArrays(future) => Response::DeleteArrayResponse(pb::DeleteArrayResponse { deletion_future_handle: future.0 }),
         Reply::IsArrayDeleted(deleted) => Response::IsArrayDeletedResponse(pb::IsArrayDeletedResponse { deleted: *deleted }),
         Reply::DestructArrays => Response::DestructArrayResponse(pb::DestructArrayResponse {}),

@@ -149,6 +149,14 @@ fn meaning(wire: Wire) -> Decoded {
             let results = m.result_handles.clone();
             or_refused(read::remap(m), results, Vec::new())
         }
+        Wire::MakeErrorArraysRequest(m) => {
+            let results = m.array_handles.clone();
+            or_refused(read::make_error_arrays(m), results, Vec::new())
+        }
+        Wire::BitcastArraysRequest(m) => {
+            let results = m.result_handles.clone();
+            or_refused(read::bitcast(m), results, Vec::new())
+        }
         Wire::DeleteArrayRequest(m) => Request::DeleteArrays { arrays: read::handles(m.array_handle) },
         Wire::IsArrayDeletedRequest(m) => Request::IsArrayDeleted { array: Handle(m.array_handle) },
         Wire::CompileRequest(m) => or_refused(read::compile(m, compile_options), Vec::new(), Vec::new()),
@@ -160,8 +168,6 @@ fn meaning(wire: Wire) -> Decoded {
         Wire::GetDefaultDeviceAssignmentRequest(m) => or_refused(read::default_assignment(&m), Vec::new(), Vec::new()),
         Wire::GetDefaultLayoutRequest(m) => or_refused(read::default_layout(m), Vec::new(), Vec::new()),
 
-        Wire::MakeErrorArraysRequest(m) => unserved("MakeErrorArrays", m.array_handles),
-        Wire::BitcastArraysRequest(m) => unserved("BitcastArrays", m.result_handles),
         Wire::ReshardArraysRequest(m) => unserved("ReshardArrays", m.result_handles),
         Wire::LoadedExecutableDeleteRequest(_) => unserved("LoadedExecutableDelete", Vec::new()),
         Wire::LoadedExecutableIsDeletedRequest(_) => unserved("LoadedExecutableIsDeleted", Vec::new()),

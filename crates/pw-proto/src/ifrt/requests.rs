@@ -1,11 +1,12 @@
 //! The bodies of the requests that are served. An error here refuses the request.
 
 use pw_types::{
-    CompileRequest, CopySemantics, Dims, ExecuteRequest, Handle, HostSource, Interval, MemoryTarget, RemapMapping, RemapPlan, Request,
-    ShardedUpload, Status, UploadShard,
+    Code, CompileRequest, CopySemantics, DType, Dims, ExecuteRequest, Handle, HostSource, Interval, MemoryTarget, RemapMapping, RemapPlan,
+    Request, ShardedUpload, Status, UploadShard,
 };
 
 use super::options::CompileOptions;
+use super::reply::status_from_proto;
 use super::request::is_client_handle;
 use super::sharding::{array_spec, checked_dims, decode_sharding, device, devices, dims};
 use super::{dtype, pb};
@@ -72,7 +73,15 @@ fn source(
     if used.any(|(&stride, _)| stride < 0) {
         return Err(Status::invalid("byte strides are negative"));
     }
-    Ok(HostSource { buffer: Handle(buffer), dtype: dtype::decode(kind)?, dims, byte_strides })
+    let dtype = dtype::decode(kind)?;
+    if dtype == DType::String {
+        // Their bytes have no fixed size, and no plugin takes them.
+        return Err(Status::unimplemented(
+            "string arrays are not served by pathways-rs: the devices of its workers hold numbers only; keep text in NumPy arrays of the client, \
+             or encode it as numbers (for example np.frombuffer(text.encode(), np.uint8))",
+        ));
+    }
+    Ok(HostSource { buffer: Handle(buffer), dtype, dims, byte_strides })
 }
 
 pub(super) fn make_array(m: pb::MakeArrayFromHostBufferRequest) -> Result<Request, Status> {
@@ -191,6 +200,32 @@ pub(super) fn remap(m: pb::RemapArraysRequest) -> Result<Request, Status> {
     }
     let (arrays, results) = (handles(m.array_handles), results(m.result_handles)?);
     Ok(Request::RemapArrays { arrays, results, plan: RemapPlan { outputs, mappings }, copy: copy(m.copy_semantics)? })
+}
+
+pub(super) fn make_error_arrays(m: pb::MakeErrorArraysRequest) -> Result<Request, Status> {
+    if m.array_specs.len() != m.array_handles.len() {
+        return Err(Status::invalid(format!(
+            "{} specs of arrays with an error have {} handles",
+            m.array_specs.len(),
+            m.array_handles.len()
+        )));
+    }
+    let status = m.error.as_ref().map(status_from_proto).filter(|status| status.code != Code::Ok);
+    let status = status.ok_or_else(|| Status::invalid("arrays with an error are to be made without an error"))?;
+    Ok(Request::MakeErrorArrays { arrays: results(m.array_handles)?, status })
+}
+
+pub(super) fn bitcast(m: pb::BitcastArraysRequest) -> Result<Request, Status> {
+    if m.array_handles.len() != m.result_handles.len() || m.array_specs.len() != m.result_handles.len() {
+        let text = "the arrays of a bitcast, its specs and its results differ in number";
+        return Err(Status::invalid(text));
+    }
+    let copy = copy(m.copy_semantics)?;
+    if copy == CopySemantics::AlwaysCopy {
+        return Err(Status::invalid("a bitcast copies nothing, ALWAYS_COPY was asked for"));
+    }
+    let specs = m.array_specs.iter().map(|spec| array_spec(Some(spec), false)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Request::BitcastArrays { arrays: handles(m.array_handles), results: results(m.result_handles)?, specs, copy })
 }
 
 fn intervals(start: &[i64], end: &[i64], step: &[i64]) -> Result<Vec<Interval>, Status> {

@@ -305,12 +305,6 @@ fn what_is_not_served_is_refused_by_name() {
             "ReshardArrays",
             vec![2, 3],
         ),
-        (
-            Wire::BitcastArraysRequest(pb::BitcastArraysRequest { array_handles: vec![1], result_handles: vec![2] }),
-            "BitcastArrays",
-            vec![2],
-        ),
-        (Wire::MakeErrorArraysRequest(pb::MakeErrorArraysRequest { error: None, array_handles: vec![4] }), "MakeErrorArrays", vec![4]),
         (Wire::LoadedHostCallbackPollRequest(Default::default()), "LoadedHostCallbackPoll", vec![]),
         (Wire::LoadedExecutableMpmdMetadataRequest(Default::default()), "LoadedExecutableMpmdMetadata", vec![]),
     ];
@@ -324,6 +318,56 @@ fn what_is_not_served_is_refused_by_name() {
     let asked = Request::Describe { executable: Handle(5), question: Question::Cost };
     assert_eq!(local(Wire::LoadedExecutableCostAnalysisRequest(cost)), Decoded::Core(asked));
     assert_eq!(local(Wire::InitRequest(pb::InitRequest {})), Decoded::Local(Local::Init));
+}
+
+#[test]
+fn arrays_with_an_error_and_bitcasts_are_read() {
+    let spec = || pb::ArraySpecProto {
+        dtype: Some(pb::DTypeProto { version_number: 0, kind: dtype_number(DType::F32) }),
+        shape: Some(pb::ShapeProto { version_number: 0, dims: vec![8] }),
+        sharding: Some(hlo(2, &pb::OpSharding::default())),
+        ..Default::default()
+    };
+    let error = Some(pb::StatusProto { code: 15, message: "gone".to_owned(), ..Default::default() });
+    let request = pb::MakeErrorArraysRequest { error, array_specs: vec![spec(), spec()], array_handles: vec![4, 5] };
+    let status = Status::new(Code::DataLoss, "gone");
+    assert_eq!(
+        core(Wire::MakeErrorArraysRequest(request.clone())),
+        Request::MakeErrorArrays { arrays: vec![Handle(4), Handle(5)], status }
+    );
+    let without = pb::MakeErrorArraysRequest { error: None, ..request };
+    let (status, poisoned, _) = refusal(Wire::MakeErrorArraysRequest(without));
+    assert_eq!((status.code, poisoned), (Code::InvalidArgument, vec![4, 5]));
+
+    let request = pb::BitcastArraysRequest {
+        array_handles: vec![1],
+        array_specs: vec![spec()],
+        copy_semantics: pb::ArrayCopySemantics::ReuseInput as i32,
+        result_handles: vec![2],
+    };
+    match core(Wire::BitcastArraysRequest(request.clone())) {
+        Request::BitcastArrays { arrays, results, specs, copy: CopySemantics::ReuseInput } => {
+            assert_eq!((arrays, results, &specs[0].dims[..]), (vec![Handle(1)], vec![Handle(2)], &[8][..]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let copied = pb::BitcastArraysRequest { copy_semantics: pb::ArrayCopySemantics::AlwaysCopy as i32, ..request };
+    assert_eq!(refusal(Wire::BitcastArraysRequest(copied)).1, [2]);
+}
+
+#[test]
+fn string_arrays_are_refused_and_their_bytes_dropped() {
+    let request = pb::MakeArrayFromHostBufferRequest {
+        dtype: Some(pb::DTypeProto { version_number: 0, kind: dtype_number(DType::String) }),
+        shape: Some(pb::ShapeProto { version_number: 0, dims: vec![2] }),
+        sharding: Some(hlo(1, &pb::OpSharding::default())),
+        host_buffer_handle: 6,
+        array_handle: Some(6),
+        ..Default::default()
+    };
+    let (status, poisoned, dropped) = refusal(Wire::MakeArrayFromHostBufferRequest(request));
+    assert_eq!((status.code, poisoned, dropped), (Code::Unimplemented, vec![6], vec![6]));
+    assert!(status.message.contains("string arrays"), "{status:?}");
 }
 
 #[test]
