@@ -3,7 +3,7 @@
 import argparse
 from contextlib import ExitStack
 
-from lab import Cluster, in_turns, quantile, say, stock
+from lab import Cluster, NullServer, in_turns, quantile, say, stock
 
 SCRIPT, BYTES = "fetch_client.py", 16 << 20
 SHAPES = [(1, 8), (2, 4), (4, 2)]
@@ -18,11 +18,17 @@ def main():
         for workers, devices in SHAPES:
             cluster = stack.enter_context(Cluster(workers, devices))
             sides[f"{workers} x {devices}"] = stack.enter_context(cluster.client(SCRIPT))
-        in_turns(sides, 1, "small", times=10)
-        in_turns(sides, 1, "large", times=2)
+        for what, times in (("small", 10), ("large", 2)):
+            for name, side in sides.items():
+                assert side.ask(what, times=times)["right"], f"{name}: other values than were sent"
+        # What the client itself costs; values are zeros there.
+        null = stack.enter_context(NullServer())
+        sides["null"] = stack.enter_context(null.client(SCRIPT))
+        in_turns({"null": sides["null"]}, 1, "large", times=2)
         seen = {what: in_turns(sides, rounds, what, times=times) for what, times in (("wait", 50), ("small", 50), ("large", 3))}
     flat = {what: {name: sum(turns, []) for name, turns in by_name.items()} for what, by_name in seen.items()}
     say("np.asarray of a ready array; beside it one call that is waited for, which is a round trip of the client")
+    say("null = a server that answers the same client at once and computes nothing")
     for name in sides:
         wait, small, large = (flat[what][name] for what in ("wait", "small", "large"))
         middle = quantile(large, 0.5)

@@ -1,4 +1,7 @@
-"""Client of `bench/fetch.py`: reads arrays that are ready, each for the first time."""
+"""Client of `bench/fetch.py`: reads arrays that are ready, each for the first time.
+
+The null server computes nothing and learns from a program's name, `pwnull_<devices>x<results>`, what it has.
+"""
 
 import jax
 import numpy as np
@@ -12,7 +15,7 @@ HOST = np.arange(4 << 20, dtype=np.float32)
 
 
 @jax.jit
-def add(v):
+def pwnull_1x1(v):
     return v + 1.0
 
 
@@ -20,15 +23,13 @@ def read(arrays, wanted):
     jax.block_until_ready(arrays)
     got = []
     seconds = timed(lambda array: got.append(np.asarray(array)), arrays)
-    for values in got:
-        assert (values == wanted).all(), values
-    return {"seconds": seconds}
+    return {"seconds": seconds, "right": all((values == wanted).all() for values in got)}
 
 
 def small(times):
     """Four bytes, made on the last device."""
     one = jax.device_put(np.float32(1), DEVICES[-1])
-    return read([add(one) for _ in range(times)], 2.0)
+    return read([pwnull_1x1(one) for _ in range(times)], 2.0)
 
 
 def large(times):
@@ -39,8 +40,8 @@ def large(times):
 def wait(times):
     """What one round trip costs: a call that nothing is fetched from, until it is done."""
     one = jax.device_put(np.float32(1), DEVICES[-1])
-    jax.block_until_ready(add(one))
-    return {"seconds": timed(lambda _: add(one).block_until_ready(), range(times))}
+    jax.block_until_ready(pwnull_1x1(one))
+    return {"seconds": timed(lambda _: pwnull_1x1(one).block_until_ready(), range(times))}
 
 
 serve({f.__name__: f for f in (small, large, wait)})

@@ -67,6 +67,18 @@ class Cluster(Started):
         return Client(script, JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.target)
 
 
+class NullServer(Started):
+    """Answers the same client at once and computes nothing: what the client itself allows."""
+
+    def __init__(self):
+        program = pathlib.Path(PATHWAYS).with_name("pathways-null")
+        super().__init__([program, "--with-stdin"], clean_environment(), stdin=subprocess.PIPE)
+        self.target = f"grpc://127.0.0.1:{int(self.line())}"
+
+    def client(self, script):
+        return Client(script, JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=self.target)
+
+
 class Client(Started):
     """A Python process that does what it is told."""
 

@@ -31,8 +31,8 @@ pub(super) const FETCH: Measure = Measure {
 cargo xtask accept fetch [--quick]
 
 np.asarray of an array that is ready: one of 4 bytes, and one of 16 MiB over eight devices, which belong to one worker, to two or
-to four. Beside stock JAX with eight devices, and beside a call that is waited for. The sides take turns; their bytes are checked,
-the times are printed. About a minute on two cores.",
+to four. Beside stock JAX with eight devices, a server that computes nothing, and a call that is waited for. The bytes are checked
+before; then the sides take turns and their times are printed. About a minute on two cores.",
     script: "fetch.py",
 };
 
