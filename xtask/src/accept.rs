@@ -15,6 +15,7 @@ cargo xtask accept SUITE [OPTIONS]
   jax-versions  a small program with several JAX releases against one running server
   recovery      one of three workers is killed, again and again, under live arrays
   pipeline      four stages over several workers, again and again from a cold start
+  soak          mixed work of four clients while workers are killed, for an hour
   many          many small programs, many live arrays, many that come and go: times and memory
   fetch         what reading a small and a large array of one, two and four workers costs
 
@@ -28,6 +29,7 @@ pub(crate) fn task(root: &Path, args: &[String]) -> Result<(), String> {
         "jax-versions" => crate::help_or(wants_help, versions::HELP, || versions::task(root, rest)),
         "recovery" => crate::help_or(wants_help, rounds::RECOVERY.help, || rounds::task(root, rest, &rounds::RECOVERY)),
         "pipeline" => crate::help_or(wants_help, rounds::PIPELINE.help, || rounds::task(root, rest, &rounds::PIPELINE)),
+        "soak" => crate::help_or(wants_help, rounds::SOAK.help, || rounds::task(root, rest, &rounds::SOAK)),
         "many" => crate::help_or(wants_help, measure::MANY.help, || measure::task(root, rest, &measure::MANY)),
         "fetch" => crate::help_or(wants_help, measure::FETCH.help, || measure::task(root, rest, &measure::FETCH)),
         "--help" | "-h" => crate::help_or(true, HELP, || Ok(())),

@@ -249,7 +249,7 @@ impl DownloadSink for Sink {
     }
 
     fn disconnected(&self, reason: &str) {
-        tracing::debug!(slot = %self.slot, reason, "the data plane of a worker broke off");
+        tracing::warn!(slot = %self.slot, reason, "the data plane of a worker broke off");
         if let Some(hub) = self.hub.upgrade() {
             hub.fail_downloads(self.connection().as_ref(), &lost(self.slot, reason));
         }

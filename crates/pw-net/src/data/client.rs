@@ -373,7 +373,7 @@ impl Shared {
             tracing::debug!(peer, "left the data plane");
             return;
         }
-        tracing::warn!(peer, why, "lost the data plane");
+        tracing::debug!(peer, why, "lost the data plane");
         sink.disconnected(why);
     }
 }
