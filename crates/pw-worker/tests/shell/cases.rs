@@ -38,6 +38,8 @@ pub(crate) async fn all(plugin: &Path, bench: bool) {
     callbacks::all(&mut c).await;
     c.send(vec![Command::DefaultLayout { query: 5, dtype: DType::F32, dims: vec![2, 3] }]).await;
     assert_eq!(c.report().await, Report::DefaultLayout { query: 5, result: Ok("{1,0}".to_owned()) });
+    println!("described");
+    described(&mut c).await;
     println!("child_dies");
     child_dies(&mut c).await;
     println!("ends");
@@ -46,6 +48,30 @@ pub(crate) async fn all(plugin: &Path, bench: bool) {
     controller_lost(plugin, &cache.0).await;
     let error = unreachable.await.expect("no panic").expect_err("nobody there");
     assert!(error.to_string().starts_with("worker cannot reach controller at 127.0.0.1:1"), "{error}");
+}
+
+/// The text is that of the plugin's own program, collectives included, whichever form runs.
+async fn described(c: &mut Controller) {
+    let program = c.compile(50, programs::sum(4), &[0, 1, 2, 3]).await.expect("it compiles");
+    c.send(vec![Command::Describe { query: 6, fingerprint: program.fingerprint.clone(), question: Question::Text }]).await;
+    match c.report().await {
+        Report::Described { query: 6, result: Ok(Description::Text(text)) } => {
+            assert!(text.starts_with("HloModule jit_sum, is_scheduled=true") && text.contains("all-reduce("), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    c.send(vec![Command::Describe { query: 7, fingerprint: program.fingerprint.clone(), question: Question::Cost }]).await;
+    match c.report().await {
+        Report::Described { query: 7, result: Ok(Description::Cost(costs)) } => {
+            assert!(costs.iter().any(|cost| cost.name == "flops" && cost.value >= 1.0), "{costs:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    c.send(vec![Command::Describe { query: 8, fingerprint: b"nothing".to_vec().into(), question: Question::Text }]).await;
+    match c.report().await {
+        Report::Described { query: 8, result: Err(status) } => assert_eq!(status.code, Code::NotFound),
+        other => panic!("{other:?}"),
+    }
 }
 
 struct Folder(PathBuf);
