@@ -40,9 +40,11 @@ MOVES = VALUES + """
 half = len(devices) // 2
 here, there = (NamedSharding(Mesh(np.array(some), ("i",)), P("i", None)) for some in (devices[:half], devices[half:]))
 copies = NamedSharding(here.mesh, P())
+both = Mesh(np.array(devices), ("i",))
 differ = []
 for name in sys.argv[1:]:
     x, y = values(name, (5, 7)), values(name, (half * 3, 5))
+    z = values(name, (len(devices), 3))
     sharded = jax.device_put(y, here)
     checks = {
         "up and down": (jnp.asarray(x), x), "scalar": (jax.device_put(x[0, 0]), x[0, 0]), "empty": (jax.device_put(x[:0]), x[:0]),
@@ -50,6 +52,7 @@ for name in sys.argv[1:]:
         "program": (jax.jit(lambda v: v[::-1].T)(x), x[::-1].T), "sharded": (sharded, y), "copies": (jax.device_put(y, copies), y),
         "to a worker": (jax.device_put(jax.device_put(x, devices[0]), devices[-1]), x), "shards to a worker": (jax.device_put(sharded, there), y),
         "program there": (jax.jit(lambda v: v[:, ::-1])(jax.device_put(sharded, there)), y[:, ::-1]),
+        "over workers": (jax.device_put(z, NamedSharding(both, P("i"))), z), "copies on workers": (jax.device_put(z, NamedSharding(both, P())), z),
         "part": (jnp.asarray(x)[1:4, 2], x[1:4, 2]),
     }
     # XLA's CPU backend, with stock JAX too, gathers 2-bit types wrongly and aborts where it compiles their concatenation.

@@ -158,6 +158,7 @@ calls! {
     ExecutableNumPartitions = 43 { executable: Ptr, value: usize }
     ExecutableNumOutputs = 44 { executable: Ptr, value: usize }
     ExecutableSizeOfGeneratedCode = 45 { executable: Ptr, value: i64 }
+    ExecutableGetCostAnalysis = 46 { executable: Ptr, num_properties: usize, properties: *const NamedValue }
     ExecutableOutputMemoryKinds = 47 {
         executable: Ptr,
         num: usize,
@@ -457,6 +458,8 @@ mod tests {
         (43, 32),
         (44, 32),
         (45, 32),
+        (46, 40),
+        (46, 40),
         (47, 48),
         (48, 32),
         (49, 56),

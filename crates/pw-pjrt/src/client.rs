@@ -276,7 +276,7 @@ unsafe fn describe_memory(api: &'static Api, memory: Ptr) -> Result<MemoryInfo> 
 
 /// # Safety
 /// `value` is a live named value of the plugin.
-unsafe fn attribute(value: &NamedValue) -> Option<AttributeValue> {
+pub(crate) unsafe fn attribute(value: &NamedValue) -> Option<AttributeValue> {
     let size = value.value_size;
     // SAFETY: the kind says which arm of the union is set; pointers are valid for `value_size`.
     unsafe {

@@ -38,6 +38,7 @@ pub mod sleep;
 mod abi;
 mod buffer;
 mod client;
+mod cost;
 mod error;
 mod event;
 mod executable;

@@ -1,6 +1,6 @@
 //! Questions about compiled programs, on a thread of their own: nothing that runs waits for them.
 //!
-//! The answers come out of the optimized module, and that out of the program as the plugin compiled it, also where the devices run another
+//! A plugin that analyses cost itself is believed. Other answers come out of the optimized module, and that out of the program as the plugin compiled it, also where the devices run another
 //! form of it. It lies in the cache, and is taken from there when somebody asks.
 
 use std::sync::mpsc::Receiver;
@@ -33,8 +33,15 @@ pub(crate) fn serve(jobs: &Receiver<DescribeJob>, cache: &Cache, client: &Client
 
 fn describe(key: &[u8], question: Question, cache: &Cache, client: &Client) -> Result<Description, Status> {
     let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
-    let hlo = client.deserialize_and_load(&program).and_then(|executable| executable.optimized_hlo()).map_err(convert::status)?;
+    let executable = client.deserialize_and_load(&program).map_err(convert::status)?;
     drop(program);
+    if question == Question::Cost
+        && let Ok(figures) = executable.cost_analysis()
+    {
+        return Ok(Description::Cost(figures.into_iter().map(|(name, value)| Cost { name, value }).collect()));
+    }
+    let hlo = executable.optimized_hlo().map_err(convert::status)?;
+    drop(executable);
     let unreadable = |error: pw_hlo::HloError| Status::internal(format!("cannot read the optimized program: {error}"));
     match question {
         Question::Cost => pw_hlo::cost(&hlo).map(|cost| Description::Cost(figures(cost))).map_err(unreadable),

@@ -1,6 +1,6 @@
 //! Metadata of the kinds of programs that JAX makes.
 
-use pw_pjrt::{ArrayMeta, ExecMeta, MemoryStats, Plugin};
+use pw_pjrt::{ArrayMeta, ExecMeta, MemoryStats, Plugin, code};
 
 use crate::{client, compile, is_new, plugin};
 
@@ -133,4 +133,13 @@ fn small_odd_and_empty_types() {
     let m = meta(plugin, "mixed", 1);
     assert_eq!(show(&m.params), ["Pred [3] / [3] device {0} [-]", "C64 [] / [] device {} [-]", "F32 [0, 4] / [0, 4] device {1,0} [-]",]);
     assert_eq!(show(&m.outputs), ["Pred [3] / [3] device {0} [-]", "C64 [] / [] device {} [-]", "F32 [] / [] device {} [-]",]);
+}
+
+#[test]
+fn cost_is_told_or_unimplemented() {
+    let Some(plugin) = plugin() else { return };
+    match compile(&client(plugin, 1), "two1").cost_analysis() {
+        Ok(figures) => assert!(figures.iter().any(|(name, value)| name == "flops" && *value > 0.0), "{figures:?}"),
+        Err(error) => assert_eq!(error.code, code::UNIMPLEMENTED),
+    }
 }
