@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use pw_types::{Code, Command, Description, Handle, HostSlot, Incarnation, Question, Reply, Status};
+use pw_types::{Cause, Code, Command, Description, Handle, HostSlot, Incarnation, Question, Reply, Status};
 
 use crate::executables::ExecutableState;
 use crate::session::Pending;
 use crate::{Core, Effect, Effects};
+
+/// Questions of one session that may wait for their answers; each can be long (invariant A8).
+const WAITING_MAX: usize = 64;
 
 /// Questions that workers have, by number.
 #[derive(Default)]
@@ -35,6 +38,11 @@ impl Core {
     }
 
     fn who_can_describe(&self, at: Pending, handle: Handle) -> Result<(HostSlot, Incarnation, bytes::Bytes), Status> {
+        if self.questions.asked.values().filter(|asked| asked.at.session == at.session).count() >= WAITING_MAX {
+            let text =
+                format!("{WAITING_MAX} questions about programs wait for their answers in this session; ask again when some have come");
+            return Err(Status::new(Code::ResourceExhausted, text).with_cause(Cause::Limit));
+        }
         let named = self.sessions[&at.session].executables.get(&handle);
         let named = named.ok_or_else(|| Status::not_found(format!("executable handle {handle} does not exist")))?;
         let entry = self.executables.get(named.id);

@@ -33,6 +33,23 @@ fn a_worker_that_has_the_program_answers() {
 }
 
 #[test]
+fn questions_that_wait_have_a_bound() {
+    let mut w = World::new(1, None);
+    w.open(A, "a", 1);
+    let program = w.compile(A, 1, report("f", 8, 1, &[], 0));
+    for _ in 0..64 {
+        let asked = ask(&mut w, program, Question::Text);
+        assert_eq!(w.reply(asked), None);
+    }
+    let more = ask(&mut w, program, Question::Text);
+    let Some(Ok(Reply::Described { result: Err(status), .. })) = w.reply(more) else { panic!("{:?}", w.fx) };
+    assert_eq!(status.code, Code::ResourceExhausted);
+    w.say(Report::Described { query: 1, result: Ok(Description::Text(String::new())) });
+    let again = ask(&mut w, program, Question::Text);
+    assert_eq!(w.reply(again), None);
+}
+
+#[test]
 fn what_goes_wrong_stands_in_the_answer() {
     let mut w = World::new(1, None);
     w.open(A, "a", 1);
