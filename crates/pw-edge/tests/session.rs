@@ -149,16 +149,23 @@ async fn a_user_context_returns_with_its_own_request() {
 }
 
 #[tokio::test]
-async fn what_needs_no_core_is_answered_in_the_body() {
+async fn what_a_program_cannot_tell_stands_in_the_body() {
     let mut rig = Rig::start(EdgeConfig::default()).await;
     let client = rig.client().await;
     let mut session = rig.session(&client).await;
     session.send_with(9, Wire::LoadedExecutableCostAnalysisRequest(Default::default())).await;
+    let (id, op, asked) = rig.request().await;
+    assert_eq!(asked, Request::Describe { executable: Handle(0), question: Question::Cost });
+    rig.reply(id, op, Ok(untold()));
     let response = session.response().await;
     let Some(Body::LoadedExecutableCostAnalysisResponse(body)) = response.response else { panic!("{response:?}") };
     let Some(pb::loaded_executable_cost_analysis_response::Result::Status(status)) = body.result else { panic!("{body:?}") };
-    assert_eq!(status.code, Code::Unimplemented as i32);
+    assert_eq!(status.code, Code::NotFound as i32);
     assert_eq!(response.response_metadata.expect("always").destroyed_user_context_ids, [9]);
+}
+
+fn untold() -> Reply {
+    Reply::Described { question: Question::Cost, result: Err(Status::not_found("no such program")) }
 }
 
 /// A request of a number that nobody knows.
@@ -284,8 +291,16 @@ async fn a_client_that_never_reads_is_cut_off() {
         }
         session
     });
-    let event = rig.event().await;
-    let Event::SessionClosed { session, reason } = event else { panic!("{event:?}") };
+    let (session, reason) = loop {
+        match rig.event().await {
+            Event::Request { session, op, .. } => {
+                rig.reply(session, op, Ok(untold()));
+                rig.consume(session, 1);
+            }
+            Event::SessionClosed { session, reason } => break (session, reason),
+            event => panic!("{event:?}"),
+        }
+    };
     assert_eq!((session, reason.contains("does not read")), (id, true), "{reason}");
     drop(soon("the sender", sender).await);
 }
