@@ -98,7 +98,7 @@ while not stop.exists():
         done += 1
     except jax.errors.JaxRuntimeError as error:
         # A worker was killed; whatever else goes wrong ends this client.
-        if "lost" not in str(error):
+        if "lost" not in str(error) and "cannot be reached" not in str(error):
             raise
         lost += 1
         time.sleep(0.02)

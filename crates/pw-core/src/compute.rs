@@ -345,12 +345,8 @@ impl Core {
     }
 
     pub(crate) fn default_layout(&mut self, at: Pending, dtype: DType, dims: Dims, device: VirtualDeviceId, fx: &mut Effects) {
-        let placed = self.sessions[&at.session].device(device).and_then(|key| {
-            let slot = self.members.slot_of(key);
-            Ok((slot, self.alive_worker(slot)?))
-        });
-        let (slot, incarnation) = match placed {
-            Ok(placed) => placed,
+        let home = match self.sessions[&at.session].device(device) {
+            Ok(key) => self.members.slot_of(key),
             Err(status) => return self.answer(at, Err(status), fx),
         };
         match self.layouts.get_mut(&(dtype, dims.clone())) {
@@ -360,13 +356,29 @@ impl Core {
             }
             Some(LayoutAnswer::Asked(waiting)) => waiting.push(at),
             None => {
-                self.next_layout_query += 1;
-                let query = self.next_layout_query;
                 self.layouts.insert((dtype, dims.clone()), LayoutAnswer::Asked(smallvec![at]));
-                self.layout_queries.insert(query, (dtype, dims.clone()));
-                fx.list.push(Effect::Send { slot, incarnation, command: Command::DefaultLayout { query, dtype, dims } });
+                self.ask_layout((dtype, dims), home, fx);
             }
         }
+    }
+
+    /// Asks the worker that is at home where the question is; if it is lost, any other, since all give the same answer,
+    /// and a client to whom this question is refused aborts (protocol fact). Without any worker it is refused.
+    pub(crate) fn ask_layout(&mut self, key: (DType, Dims), home: HostSlot, fx: &mut Effects) {
+        let others = (0..).take(self.members.workers.len()).map(HostSlot);
+        let asked = std::iter::once(home).chain(others).find_map(|slot| Some((slot, self.alive_worker(slot).ok()?)));
+        let Some((slot, incarnation)) = asked else {
+            let status = self.alive_worker(home).err().unwrap_or_else(|| Status::internal("a worker is there and is not"));
+            if let Some(LayoutAnswer::Asked(waiting)) = self.layouts.remove(&key) {
+                waiting.into_iter().for_each(|at| self.answer(at, Err(status.clone()), fx));
+            }
+            return;
+        };
+        self.next_layout_query += 1;
+        let query = self.next_layout_query;
+        let command = Command::DefaultLayout { query, dtype: key.0, dims: key.1.clone() };
+        self.layout_queries.insert(query, (key, slot));
+        fx.list.push(Effect::Send { slot, incarnation, command });
     }
 }
 

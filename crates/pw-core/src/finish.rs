@@ -21,7 +21,7 @@ impl Core {
             Report::Compiled { executable, result } => self.compiled(executable, result, fx),
             Report::Loaded { executable, result } => self.loaded(executable, result, fx),
             Report::DefaultLayout { query, result } => {
-                let Some(key) = self.layout_queries.remove(&query) else { return };
+                let Some((key, _)) = self.layout_queries.remove(&query) else { return };
                 let answer = match &result {
                     Ok(layout) => self.layouts.insert(key, LayoutAnswer::Known(layout.clone())),
                     Err(_) => self.layouts.remove(&key),

@@ -90,7 +90,8 @@ pub struct Core {
     waiters: SlotMap<WaiterKey, Waiter>,
     executables: Executables,
     layouts: FxHashMap<(DType, Dims), LayoutAnswer>,
-    layout_queries: FxHashMap<u64, (DType, Dims)>,
+    /// What was asked, and of which worker.
+    layout_queries: FxHashMap<u64, ((DType, Dims), pw_types::HostSlot)>,
     next_layout_query: u64,
     questions: Questions,
     next_run: u64,

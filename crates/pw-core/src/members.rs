@@ -120,25 +120,15 @@ impl Core {
             }
         }
         self.questions_lost(slot, &unavailable, fx);
-        let asked: Vec<u64> = {
-            let mut queries: Vec<u64> = self.layout_queries.keys().copied().collect();
-            queries.sort_unstable();
-            queries
-        };
-        for query in asked {
-            self.layout_lost(query, &unavailable, fx);
-        }
-        self.dirty = true;
-    }
-
-    /// A layout question whose worker may be gone: answered with the loss; the client asks again.
-    fn layout_lost(&mut self, query: u64, status: &Arc<Status>, fx: &mut Effects) {
-        let Some(key) = self.layout_queries.remove(&query) else { return };
-        if let Some(crate::LayoutAnswer::Asked(waiting)) = self.layouts.remove(&key) {
-            for at in waiting {
-                self.answer(at, Err((**status).clone()), fx);
+        let mut unanswered: Vec<u64> =
+            self.layout_queries.iter().filter(|(_, (_, asked))| *asked == slot).map(|(&query, _)| query).collect();
+        unanswered.sort_unstable();
+        for query in unanswered {
+            if let Some((key, home)) = self.layout_queries.remove(&query) {
+                self.ask_layout(key, home, fx);
             }
         }
+        self.dirty = true;
     }
 
     /// Opens the sessions that wait, once the expected workers are there, or refuses them when their time is up.

@@ -114,3 +114,25 @@ fn a_worker_that_comes_back_loads_what_sessions_still_name() {
     assert!(matches!(w.commands()[..], [Command::Launch(_)]), "{:?}", w.commands());
     w.core.audit().unwrap();
 }
+
+/// A client aborts where this question is refused.
+#[test]
+fn a_layout_is_asked_of_whoever_is_left() {
+    let (mut w, _) = two_workers();
+    let second = Request::DefaultLayout { dtype: DType::F32, dims: vec![8], device: VirtualDeviceId(1), memory_kind: String::new() };
+    let asked = |w: &World| match &w.commands()[..] {
+        [Command::DefaultLayout { query, .. }] => *query,
+        other => panic!("{other:?}"),
+    };
+    let (op, event) = w.event(A, second.clone());
+    w.turn([event]);
+    let first_query = asked(&w);
+    w.turn([second_is_lost()]);
+    let query = asked(&w);
+    assert_ne!(query, first_query);
+    let report = Report::DefaultLayout { query, result: Ok("{0}".into()) };
+    w.turn([Event::Report { slot: HostSlot(0), incarnation: Incarnation(1), report }]);
+    assert_eq!(w.reply(op), Some(Ok(Reply::DefaultLayout("{0}".into()))));
+    // Known now, whatever is lost.
+    assert_eq!(w.ask(A, second), Some(Ok(Reply::DefaultLayout("{0}".into()))));
+}
