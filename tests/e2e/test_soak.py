@@ -6,6 +6,8 @@ import random
 import signal
 import time
 
+import pytest
+
 # `cargo xtask accept soak` plays minutes of it.
 SECONDS = 60 * float(os.environ.get("PATHWAYS_TEST_ROUNDS", "0.4"))
 SEED = int(os.environ.get("PATHWAYS_TEST_SEED", "1"))
@@ -120,6 +122,7 @@ def controller_pid(cluster):
     return next(int(pid) for pid, words in commands.items() if b"controller" in words)
 
 
+@pytest.mark.timeout(SECONDS + 3 * HANG_SECONDS)
 def test_mixed_work_with_kills(start_cluster):
     rng = random.Random(SEED)
     cluster = start_cluster(WORKERS, DEVICES)
