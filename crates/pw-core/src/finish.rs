@@ -105,7 +105,9 @@ impl Core {
                 let actual = measured.unwrap_or(0);
                 session.device_ns += actual;
                 let weight = session.weight();
-                session.virtual_ns = (session.virtual_ns + actual * 1024 / weight).saturating_sub(node.cost_ns * 1024 / weight);
+                let estimated = node.cost_ns * 1024 / weight;
+                session.virtual_ns = (session.virtual_ns + actual * 1024 / weight).saturating_sub(estimated);
+                session.unsettled_ns = session.unsettled_ns.saturating_sub(estimated);
             }
             if let (Some(ns), Some(entry)) = (measured, self.executables.get_mut(executable)) {
                 entry.measure(ns);

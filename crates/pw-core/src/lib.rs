@@ -309,16 +309,16 @@ impl Core {
     pub(crate) fn enqueue(&mut self, node: Node) -> RunId {
         self.next_run += 1;
         let run = RunId(self.next_run);
-        // Who was idle starts level with those who work: an idle past gives no credit.
-        let busy = |s: &Session| !s.queued.is_empty() || s.running > 0;
-        let floor = match self.sessions.len() {
-            1 => None,
-            _ => self.sessions.values().filter(|s| busy(s)).map(|s| s.virtual_ns).min(),
-        };
-        let session = self.sessions.get_mut(&node.session).expect("a node is made by a live session");
-        if !busy(session) {
-            session.virtual_ns = session.virtual_ns.max(floor.unwrap_or(0));
+        // Who was idle starts level with those who work: an idle past gives no credit, and having been alone no debt,
+        // beyond what may be under way at a time.
+        if self.sessions.len() > 1 && !self.sessions[&node.session].is_busy() {
+            let floor = self.sessions.values().filter(|s| s.is_busy()).map(|s| s.settled_ns()).min();
+            let window_ns = self.config.window_ns;
+            let session = self.sessions.get_mut(&node.session).expect("a node is made by a live session");
+            let most = |floor: u64| floor + window_ns * 1024 / session.weight();
+            session.virtual_ns = floor.map_or(0, |floor| session.virtual_ns.clamp(floor, most(floor)));
         }
+        let session = self.sessions.get_mut(&node.session).expect("a node is made by a live session");
         session.queued.push_back(run);
         session.queued_bytes += u64::from(node.bytes);
         self.nodes.insert(run, node);

@@ -143,7 +143,7 @@ impl Core {
                     Err(status) => self.refuse_session(id, status, fx),
                     Ok(keys) => {
                         let view = self.members.view(id, &keys);
-                        let floor = self.sessions.values().filter(|s| !s.queued.is_empty() || s.running > 0).map(|s| s.virtual_ns).min();
+                        let floor = self.sessions.values().filter(|s| s.is_busy()).map(|s| s.settled_ns()).min();
                         let session = self.sessions.get_mut(&id).expect("just listed");
                         session.devices = keys.into();
                         session.opening_until = None;

@@ -239,7 +239,9 @@ impl Core {
         let session = self.sessions.get_mut(&node.session).expect("a queued node has a session");
         session.queued_bytes -= u64::from(node.bytes);
         session.running += 1;
-        session.virtual_ns += cost_ns * 1024 / session.weight();
+        let weighted = cost_ns * 1024 / session.weight();
+        session.virtual_ns += weighted;
+        session.unsettled_ns += weighted;
         if node.is_gang() {
             for &device in node.devices.iter() {
                 let state = &mut self.members.devices[device as usize];

@@ -49,6 +49,8 @@ pub(crate) struct Session {
     pub(crate) consumed: u32,
     /// Weighted device time, the order of equal shares. Nanoseconds × 1024 / weight.
     pub(crate) virtual_ns: u64,
+    /// What of it is estimates of runs that have not ended.
+    pub(crate) unsettled_ns: u64,
     /// Device time charged so far.
     pub(crate) device_ns: u64,
 }
@@ -70,8 +72,19 @@ impl Session {
             paused: false,
             consumed: 0,
             virtual_ns: 0,
+            unsettled_ns: 0,
             device_ns: 0,
         }
+    }
+
+    /// Has something to run, or runs it.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.queued.is_empty() || self.running > 0
+    }
+
+    /// Weighted device time of what has ended. An estimate may be far off, and must not become anybody's past.
+    pub(crate) fn settled_ns(&self) -> u64 {
+        self.virtual_ns.saturating_sub(self.unsettled_ns)
     }
 
     pub(crate) fn server_handle(&mut self) -> Handle {

@@ -391,6 +391,51 @@ fn shares_are_equal_or_by_weight() {
     assert!((3 * a).abs_diff(b) <= 80, "{a} and {b}");
 }
 
+/// Who has worked alone, or was granted much on an estimate, owes the others nothing for it.
+#[test]
+fn a_past_alone_is_no_debt() {
+    let mut w = World::new(1, None);
+    let mut programs = [0, 0].map(Handle);
+    for (session, name) in [(A, "a"), (B, "b")] {
+        w.open(session, name, 1);
+        programs[(session == B) as usize] = w.compile(session, 1, report("f", 8, 1, &[], 0));
+        let upload = w.upload(session, 1, 8, 1);
+        w.done(upload);
+    }
+    let mut outstanding = std::collections::VecDeque::new();
+    let mut granted = [0, 0];
+    let mut count = |w: &World, outstanding: &mut std::collections::VecDeque<RunId>| {
+        for command in w.commands() {
+            if let Command::Launch(l) = command {
+                granted[(l.order.session == B) as usize] += 1;
+                outstanding.push_back(l.order.run);
+            }
+        }
+        granted
+    };
+    for i in 0..300 {
+        w.ask(A, run(programs[0], 1, 100 + i));
+        count(&w, &mut outstanding);
+    }
+    while let Some(run) = outstanding.pop_front() {
+        w.done(run);
+        count(&w, &mut outstanding);
+    }
+    for (session, program) in [(B, programs[1]), (A, programs[0])] {
+        for i in 0..300 {
+            w.ask(session, run(program, 1, 1000 + i));
+            count(&w, &mut outstanding);
+        }
+    }
+    let mut now = [0, 0];
+    for _ in 0..200 {
+        w.done(outstanding.pop_front().expect("something runs"));
+        now = count(&w, &mut outstanding);
+    }
+    let (a, b) = (now[0] - 300, now[1]);
+    assert!(i32::abs_diff(a, b) <= 44, "{a} and {b}");
+}
+
 #[test]
 fn no_more_than_a_window_is_granted_ahead() {
     let mut w = World::new(1, None);
