@@ -1,9 +1,5 @@
 """Programs that jax.export writes with stock JAX run here, and the other way round, with the same values."""
 
-import pytest
-
-pytest.importorskip("flatbuffers", reason="jax.export writes its files with it")
-
 FUNCTIONS = """
 import sys
 import jax, jax.numpy as jnp, numpy as np

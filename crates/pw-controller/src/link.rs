@@ -13,7 +13,8 @@ use pw_net::control::{
     Answer, ControlReader, ControlWriter, ControllerFrame, Encoded, Sequence, SequenceError, Stamp, WorkerFrame, encode,
 };
 use pw_types::{Code, Command, Event, HostSlot, Incarnation, Status};
-use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel};
+use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use crate::LEASE_SECONDS;
@@ -38,8 +39,8 @@ pub(crate) struct Return {
 /// What a link is told.
 enum Call {
     Return(Box<Return>),
-    /// A new life of the worker is here.
-    Superseded,
+    /// A new life of the worker is here. Dropped when the link has ended for it, or goes on in spite of it.
+    Superseded(oneshot::Sender<()>),
 }
 
 /// The links that there are.
@@ -70,7 +71,7 @@ impl Links {
                 // It has ended meanwhile.
                 Err(unsent) => match unsent.0 {
                     Call::Return(unsent) => back = unsent,
-                    Call::Superseded => return Ok(()),
+                    Call::Superseded(_) => return Ok(()),
                 },
             }
         }
@@ -78,14 +79,15 @@ impl Links {
         back.writer.send(&Answer::Refused { status }).await
     }
 
-    /// A worker asks for this slot: an earlier life whose connection is broken will not come back.
+    /// A worker asks for this slot: an earlier life whose connection is broken will not come back. Returns when the core
+    /// has been told of its loss.
     pub(crate) async fn supersede(&self, slot: HostSlot) {
         let calls = self.table().values().find(|entry| entry.slot == slot && entry.broken).map(|entry| entry.calls.clone());
-        if let Some(calls) = calls
-            && calls.send(Call::Superseded).await.is_ok()
-        {
-            // Closed when the loss has been told.
-            calls.closed().await;
+        let Some(calls) = calls else { return };
+        let (ends, ended) = oneshot::channel();
+        if calls.send(Call::Superseded(ends)).await.is_ok() {
+            // Never sent: it goes with the link, or at once where the worker has come back meanwhile.
+            let _ = ended.await;
         }
     }
 }
@@ -107,17 +109,29 @@ impl End {
 }
 
 pub(crate) struct Link {
-    pub(crate) slot: HostSlot,
-    pub(crate) incarnation: Incarnation,
+    slot: HostSlot,
+    incarnation: Incarnation,
     /// For people.
-    pub(crate) name: String,
+    name: String,
     /// The process, where it is one of this machine.
-    pub(crate) local_pid: Option<u32>,
-    pub(crate) commands: UnboundedReceiver<Vec<Command>>,
-    pub(crate) inbox: UnboundedSender<Inbox>,
+    local_pid: Option<u32>,
+    commands: UnboundedReceiver<Vec<Command>>,
+    inbox: UnboundedSender<Inbox>,
+    /// Who waits for the end of this link.
+    superseded: Option<oneshot::Sender<()>>,
 }
 
 impl Link {
+    pub(crate) fn new(
+        (slot, incarnation): (HostSlot, Incarnation),
+        name: String,
+        local_pid: Option<u32>,
+        commands: UnboundedReceiver<Vec<Command>>,
+        inbox: UnboundedSender<Inbox>,
+    ) -> Link {
+        Link { slot, incarnation, name, local_pid, commands, inbox, superseded: None }
+    }
+
     /// Serves the worker until it is lost, and tells the core.
     pub(crate) async fn run(mut self, links: &Links, reader: ControlReader, writer: ControlWriter) {
         let (slot, incarnation) = (self.slot, self.incarnation);
@@ -149,7 +163,7 @@ impl Link {
 
     /// Waits for the worker, over a new connection, until the lease is over.
     async fn await_return(
-        &self,
+        &mut self,
         why: &str,
         mut back: Option<Box<Return>>,
         sequence: &mut Sequence<Encoded>,
@@ -176,7 +190,11 @@ impl Link {
             };
             let back = match call {
                 Some(Call::Return(back)) => *back,
-                Some(Call::Superseded) | None => return Err(why.to_owned()),
+                Some(Call::Superseded(ends)) => {
+                    self.superseded = Some(ends);
+                    return Err(why.to_owned());
+                }
+                None => return Err(why.to_owned()),
             };
             let Return { reader, mut writer, received } = back;
             if let Err(error) = sequence.resume(received) {
@@ -202,7 +220,8 @@ impl Link {
         called: &mut Receiver<Call>,
     ) -> End {
         let again: Vec<Encoded> = sequence.unacknowledged().map(|(_, frame)| frame.clone()).collect();
-        let (outgoing, mut frames) = channel::<Encoded>(256);
+        // Its bound is that of the frames which are kept; waiting for room here would be waiting without the lease.
+        let (outgoing, mut frames) = unbounded_channel::<Encoded>();
         let mut writing = Writing(tokio::spawn(async move {
             for frame in &again {
                 writer.send_encoded(frame).await?;
@@ -231,14 +250,14 @@ impl Link {
                     if let Err(error) = self.take(received, sequence) {
                         return End::Lost(format!("it broke the protocol: {error}"));
                     }
-                    if sequence.acks_owed() >= ACKS_OWED_MAX && outgoing.send(empty(sequence)).await.is_err() {
+                    if sequence.acks_owed() >= ACKS_OWED_MAX && outgoing.send(empty(sequence)).is_err() {
                         return writing.end().await;
                     }
                 }
                 call = called.recv() => match call {
                     // It knows of the break before we do.
                     Some(Call::Return(back)) => return End::Broken { why: "it has opened a new connection".to_owned(), back: Some(back) },
-                    Some(Call::Superseded) | None => {}
+                    Some(Call::Superseded(_)) | None => {}
                 },
                 batch = self.commands.recv(), if sequence.has_room() => {
                     let Some(batch) = batch else { return End::Lost("its slot was given to another one".to_owned()) };
@@ -246,12 +265,12 @@ impl Link {
                         encode(&ControllerFrame { seq: stamp.seq, ack: stamp.ack, incarnation: stamp.incarnation, commands: batch })
                     };
                     let Ok(frame) = sequence.send(frame).cloned() else { unreachable!("there was room") };
-                    if outgoing.send(frame).await.is_err() {
+                    if outgoing.send(frame).is_err() {
                         return writing.end().await;
                     }
                 }
                 _ = heartbeat.tick() => {
-                    if outgoing.send(empty(sequence)).await.is_err() {
+                    if outgoing.send(empty(sequence)).is_err() {
                         return writing.end().await;
                     }
                 }

@@ -90,8 +90,7 @@ async fn greet(
             writer.send(&answer).await?;
             let Answer::Welcome { slot, incarnation, .. } = answer else { return Ok(()) };
             tracing::info!(%slot, worker = name, "worker registered");
-            let link = Link { slot, incarnation, name, local_pid, commands: from_core, inbox: inbox.clone() };
-            link.run(links, reader, writer).await;
+            Link::new((slot, incarnation), name, local_pid, from_core, inbox.clone()).run(links, reader, writer).await;
             Ok(())
         }
     }

@@ -154,7 +154,23 @@ impl Core {
         copy: CopySemantics,
         fx: &mut Effects,
     ) {
-        match self.remapped(at, inputs, &results, plan) {
+        let made = self.remapped(at, inputs, &results, plan);
+        self.put_derived(at, inputs, made, results, copy, Reply::RemapArrays, fx);
+    }
+
+    /// Answers a request for arrays that share the storage of its inputs.
+    #[expect(clippy::too_many_arguments, reason = "all that such a request says")]
+    pub(crate) fn put_derived(
+        &mut self,
+        at: Pending,
+        inputs: &[Handle],
+        made: Result<Vec<Array>, Arc<Status>>,
+        results: Vec<Handle>,
+        copy: CopySemantics,
+        reply: fn(Vec<Handle>) -> Reply,
+        fx: &mut Effects,
+    ) {
+        match made {
             Err(status) => self.fail(at, &results, status, fx),
             Ok(arrays) => {
                 for (&handle, array) in results.iter().zip(arrays) {
@@ -163,7 +179,7 @@ impl Core {
                 if copy == CopySemantics::DonateInput {
                     inputs.iter().for_each(|&h| self.mark_deleted(at, h, fx));
                 }
-                self.answer(at, Ok(Reply::RemapArrays(results)), fx)
+                self.answer(at, Ok(reply(results)), fx)
             }
         }
     }

@@ -21,18 +21,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         let made: Result<Vec<Array>, Arc<Status>> = inputs.iter().zip(specs).map(|(&input, spec)| self.bitcast(at, input, spec)).collect();
-        match made {
-            Err(status) => self.fail(at, &results, status, fx),
-            Ok(arrays) => {
-                for (&handle, array) in results.iter().zip(arrays) {
-                    self.put_array(at, handle, array, fx);
-                }
-                if copy == CopySemantics::DonateInput {
-                    inputs.iter().for_each(|&h| self.mark_deleted(at, h, fx));
-                }
-                self.answer(at, Ok(Reply::BitcastArrays(results)), fx)
-            }
-        }
+        self.put_derived(at, inputs, made, results, copy, Reply::BitcastArrays, fx);
     }
 
     fn bitcast(&self, at: Pending, handle: Handle, spec: &ArraySpec) -> Result<Array, Arc<Status>> {

@@ -48,7 +48,10 @@ fn describe(key: &[u8], question: Question, cache: &Cache, client: &Client) -> R
         Question::Text => match pw_hlo::print(&hlo).map_err(unreadable)? {
             text if text.len() > TEXT_BYTES_MAX => Err(Status::new(
                 Code::ResourceExhausted,
-                format!("the text of this program has {} bytes, more than the {TEXT_BYTES_MAX} that are served", text.len()),
+                format!(
+                    "the text of this program has {} bytes, more than the {TEXT_BYTES_MAX} that are served; `lowered.as_text()` gives what it was compiled from",
+                    text.len()
+                ),
             )),
             text => Ok(Description::Text(text)),
         },
