@@ -59,6 +59,10 @@ fn as_json(controller: &str, report: &StatusReport) -> serde_json::Value {
                 "island": w.info.island, "devices": w.info.devices.len(), "platform": w.info.platform_name,
                 "state": if w.alive { "alive" } else { "lost" }, "granted": w.granted, "data_address": w.info.data_address,
                 "bytes_reserved": w.bytes_reserved, "bytes_in_use": w.bytes_in_use,
+                "bytes_moved": {
+                    "from_clients": w.traffic.from_clients, "to_clients": w.traffic.to_clients,
+                    "from_workers": w.traffic.from_workers, "to_workers": w.traffic.to_workers,
+                },
                 "bytes_limit": w.info.devices.iter().map(|d| d.memory_bytes).collect::<Vec<_>>(),
             })
         })
@@ -79,7 +83,7 @@ fn as_json(controller: &str, report: &StatusReport) -> serde_json::Value {
 
 fn as_text(report: &StatusReport) -> String {
     let mut text = String::new();
-    let head = ["WORKER", "HOST", "PID", "ISLAND", "DEVICES", "STATE", "GRANTED", "RESERVED", "IN USE"];
+    let head = ["WORKER", "HOST", "PID", "ISLAND", "DEVICES", "STATE", "GRANTED", "RESERVED", "IN USE", "CLIENTS IN/OUT", "WORKERS IN/OUT"];
     let rows = report.workers.iter().map(|w| {
         let limit: Option<u64> = w.info.devices.iter().map(|d| d.memory_bytes).sum();
         let reserved = human(w.bytes_reserved.iter().sum());
@@ -93,6 +97,8 @@ fn as_text(report: &StatusReport) -> String {
             w.granted.to_string(),
             limit.map_or(reserved.clone(), |l| format!("{reserved} of {}", human(l))),
             human(w.bytes_in_use.iter().sum()),
+            format!("{} / {}", human(w.traffic.from_clients), human(w.traffic.to_clients)),
+            format!("{} / {}", human(w.traffic.from_workers), human(w.traffic.to_workers)),
         ]
     });
     table(&mut text, &head, rows.collect(), "no workers are registered; start one with `pathways worker --controller HOST:29001`");

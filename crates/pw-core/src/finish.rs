@@ -33,6 +33,7 @@ impl Core {
                 }
             }
             Report::Described { query, result } => self.described(query, result, fx),
+            Report::Traffic(traffic) => self.members.workers[slot.0 as usize].traffic = traffic,
             Report::Memory { bytes_in_use } => {
                 let worker = &mut self.members.workers[slot.0 as usize];
                 if bytes_in_use.len() == worker.devices.len() {
@@ -66,22 +67,22 @@ impl Core {
         };
         if let Err(status) = result {
             let reason = node.reason.take();
-            node.fault.get_or_insert_with(|| reason.unwrap_or_else(|| Arc::new(status)));
+            let fault = node.fault.get_or_insert_with(|| reason.unwrap_or_else(|| Arc::new(status))).clone();
             for key in node.outputs.clone() {
                 self.unreserve_part(key, slot);
             }
+            self.cancel_at(&other_end, run, &fault, fx);
         }
         self.members.workers[slot.0 as usize].granted -= 1;
-        self.cancel_at(&other_end, run, fx);
         if last {
             self.finish(run, Some(device_ns), fx);
         }
     }
 
-    /// Tells these workers to skip the run, or to give it up.
-    pub(crate) fn cancel_at(&self, hosts: &[(HostSlot, Incarnation)], run: RunId, fx: &mut Effects) {
+    /// Tells these workers to skip the run, or to give it up, and why.
+    pub(crate) fn cancel_at(&self, hosts: &[(HostSlot, Incarnation)], run: RunId, why: &Status, fx: &mut Effects) {
         for &(slot, incarnation) in hosts {
-            let command = Command::Cancel { runs: vec![run] };
+            let command = Command::Cancel { runs: vec![run], status: why.clone() };
             fx.list.push(Effect::Send { slot, incarnation, command });
         }
     }

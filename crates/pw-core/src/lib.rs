@@ -354,7 +354,7 @@ impl Core {
         for run in std::mem::take(&mut session.queued) {
             self.drop_queued_node(run, &gone, fx);
         }
-        self.cancel_running(id, fx);
+        self.cancel_running(id, &gone, fx);
         let mut handles: Vec<Handle> = session.arrays.keys().copied().collect();
         handles.sort_unstable();
         for handle in handles {
@@ -374,7 +374,7 @@ impl Core {
     }
 
     /// Tells the workers to skip what the session has granted and not finished.
-    fn cancel_running(&mut self, id: SessionId, fx: &mut Effects) {
+    fn cancel_running(&mut self, id: SessionId, why: &Status, fx: &mut Effects) {
         let runs: Vec<RunId> = self.nodes.iter().filter(|(_, n)| n.session == id).map(|(&r, _)| r).collect();
         let mut by_host: BTreeMap<_, Vec<RunId>> = BTreeMap::new();
         for run in graph::sorted(runs) {
@@ -385,7 +385,7 @@ impl Core {
             }
         }
         for ((slot, incarnation), runs) in by_host {
-            fx.list.push(Effect::Send { slot, incarnation, command: pw_types::Command::Cancel { runs } });
+            fx.list.push(Effect::Send { slot, incarnation, command: pw_types::Command::Cancel { runs, status: why.clone() } });
         }
     }
 

@@ -77,7 +77,7 @@ impl Core {
             if left.is_empty() {
                 self.finish(run, None, fx);
             } else if is_move {
-                self.cancel_at(&left, run, fx);
+                self.cancel_at(&left, run, &lost, fx);
             }
         }
         let keys: Vec<BackingKey> =
@@ -212,11 +212,8 @@ impl Core {
             }
             NodeState::Granted { hosts } => {
                 let hosts = hosts.clone();
-                node.fault.get_or_insert(fault);
-                for (slot, incarnation) in hosts {
-                    let command = pw_types::Command::Cancel { runs: vec![run] };
-                    fx.list.push(Effect::Send { slot, incarnation, command });
-                }
+                node.fault.get_or_insert(fault.clone());
+                self.cancel_at(&hosts, run, &fault, fx);
             }
         }
     }

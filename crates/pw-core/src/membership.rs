@@ -1,6 +1,6 @@
 //! Workers and their devices: registration, loss, and the static resource manager that gives sessions their devices.
 
-use pw_types::{Code, GrantSeq};
+use pw_types::{Code, GrantSeq, Traffic};
 use pw_types::{
     HostSlot, Incarnation, PhysicalDeviceId, SessionDevice, SessionId, SessionOptions, SessionView, Status, VirtualDeviceId, WorkerInfo,
 };
@@ -22,6 +22,7 @@ pub(crate) struct Worker {
     /// Nodes granted here and not reported.
     pub(crate) granted: u32,
     pub(crate) bytes_in_use: Vec<u64>,
+    pub(crate) traffic: Traffic,
 }
 
 /// Slots that may be asked for.
@@ -49,6 +50,7 @@ impl Worker {
             devices: Vec::new(),
             granted: 0,
             bytes_in_use: Vec::new(),
+            traffic: Traffic::default(),
         }
     }
 
@@ -152,6 +154,7 @@ impl Membership {
         let worker = &mut self.workers[slot];
         worker.incarnation = incarnation;
         worker.bytes_in_use = vec![0; info.devices.len()];
+        worker.traffic = Traffic::default();
         worker.info = info;
         worker.alive = true;
         worker.last_seq = GrantSeq(0);

@@ -24,6 +24,7 @@ impl Core {
             bytes_reserved: w.devices.iter().map(|&d| self.members.devices[d as usize].reserved).collect(),
             bytes_in_use: w.bytes_in_use.clone(),
             granted: w.granted,
+            traffic: w.traffic,
         });
         let sessions = self.sessions.iter().map(|(&id, s)| {
             let (held_bytes, arrays) = held.get(&id).copied().unwrap_or_default();

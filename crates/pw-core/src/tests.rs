@@ -465,7 +465,7 @@ fn a_client_that_goes_leaves_nothing() {
     }
     w.turn([Event::SessionClosed { session: A, reason: "gone".into() }]);
     let cancelled: Vec<RunId> =
-        w.commands().into_iter().flat_map(|c| if let Command::Cancel { runs } = c { runs } else { vec![] }).collect();
+        w.commands().into_iter().flat_map(|c| if let Command::Cancel { runs, .. } = c { runs } else { vec![] }).collect();
     assert!(running.iter().all(|r| cancelled.contains(r)));
     for run in cancelled {
         w.say(Report::Finished { run, device_ns: 0, result: Err(Status::new(Code::Cancelled, "cancelled")) });
@@ -665,7 +665,7 @@ fn a_failed_host_buffer_fails_its_array_only() {
     let run = w.upload(A, 1, 8, 1);
     let status = Status::new(Code::DataLoss, "12 of 32 bytes came");
     w.turn([Event::HostBufferFailed { session: A, buffer: Handle(1), status: status.clone() }]);
-    assert_eq!(w.commands(), [Command::Cancel { runs: vec![run] }]);
+    assert_eq!(w.commands(), [Command::Cancel { runs: vec![run], status: status.clone() }]);
     w.say(Report::Finished { run, device_ns: 0, result: Err(Status::new(Code::Cancelled, "cancelled")) });
     assert_eq!(error(w.ask(A, Request::CheckValueReady { values: vec![Handle(1)] })), status);
 }

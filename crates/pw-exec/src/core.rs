@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pw_types::{BufferId, Cause, Code, Command, ExecutableId, GrantSeq, NodeOrder, Report, RunId, Status};
+use pw_types::{BufferId, Code, Command, ExecutableId, GrantSeq, NodeOrder, Report, RunId, Status, Traffic};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -15,6 +15,8 @@ use crate::transfer::Uploads;
 
 /// A change of the ledger below this many bytes, or below 1/64 of what was last reported, is not worth a report.
 const MEMORY_REPORT_BYTES_MIN: u64 = 1 << 20;
+/// Bytes that may have moved before they are reported.
+const TRAFFIC_REPORT_BYTES: u64 = 64 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExecConfig {
@@ -57,6 +59,8 @@ pub struct ExecCore {
     inbox: VecDeque<Command>,
     stalled: Option<ExecutableId>,
     reported: Vec<u64>,
+    traffic: Traffic,
+    reported_traffic: Traffic,
     dead: bool,
 }
 
@@ -77,6 +81,8 @@ impl ExecCore {
             inbox: VecDeque::new(),
             stalled: None,
             reported: vec![0; devices],
+            traffic: Traffic::default(),
+            reported_traffic: Traffic::default(),
             dead: false,
             config,
         }
@@ -90,8 +96,19 @@ impl ExecCore {
             ExecEvent::Command(command) => self.on_command(command, fx),
             ExecEvent::LaunchDone { run, device_ns, busy_ns, result } => self.on_launch_done(run, (device_ns, busy_ns), result, fx),
             ExecEvent::CopyDone { run, result } | ExecEvent::WriteDone { run, result } => self.on_filled(run, result, fx),
-            ExecEvent::ReadDone { run, result } | ExecEvent::SendDone { run, result } => self.on_sent(run, result, fx),
-            ExecEvent::Landed { session, buffer } => self.on_landed(session, buffer, fx),
+            ExecEvent::ReadDone { run, bytes, result } => {
+                self.traffic.to_clients += bytes;
+                self.on_sent(run, result, fx);
+            }
+            ExecEvent::SendDone { run, bytes, result } => {
+                self.traffic.to_workers += bytes;
+                self.on_sent(run, result, fx);
+            }
+            ExecEvent::Landed { session, buffer, bytes } => {
+                let from = if session.is_worker() { &mut self.traffic.from_workers } else { &mut self.traffic.from_clients };
+                *from += bytes;
+                self.on_landed(session, buffer, fx);
+            }
             ExecEvent::UploadFailed { session, buffer, status } => self.on_upload_failed(session, buffer, status, fx),
             ExecEvent::SessionAttached { session } => self.uploads.attach(session),
             ExecEvent::SessionDetached { session } => self.on_detached(session, fx),
@@ -99,7 +116,10 @@ impl ExecCore {
             ExecEvent::Loaded { executable, result } => self.on_loaded(executable, result, fx),
             ExecEvent::Layout { query, result } => fx.push(ExecEffect::Report(Report::DefaultLayout { query, result })),
             ExecEvent::Described { query, result } => fx.push(ExecEffect::Report(Report::Described { query, result })),
-            ExecEvent::EndOfTurn => self.report_memory(fx),
+            ExecEvent::EndOfTurn => {
+                self.report_memory(fx);
+                self.report_traffic(fx);
+            }
         }
         self.settle(fx);
     }
@@ -171,7 +191,10 @@ impl ExecCore {
             Command::HostRead(read) => self.arrive_read(read, fx),
             Command::Send(send) => self.arrive_send(send, fx),
             Command::Free { buffers } => buffers.into_iter().for_each(|id| self.table.unlist(id, fx)),
-            Command::Cancel { runs } => runs.into_iter().for_each(|run| self.cancel(run, fx)),
+            Command::Cancel { runs, status } => {
+                let status = Arc::new(status);
+                runs.into_iter().for_each(|run| self.cancel(run, &status, fx));
+            }
             Command::Describe { query, fingerprint, question } => fx.push(ExecEffect::Describe { query, fingerprint, question }),
             Command::DefaultLayout { query, dtype, dims } => fx.push(ExecEffect::Layout { query, dtype, dims }),
         }
@@ -260,15 +283,14 @@ impl ExecCore {
 
     /// What is not in the shell's hands ends here; what is, ends by itself. A send waits for another worker, so the
     /// shell is told.
-    fn cancel(&mut self, run: RunId, fx: &mut Vec<ExecEffect>) {
+    fn cancel(&mut self, run: RunId, status: &Arc<Status>, fx: &mut Vec<ExecEffect>) {
         let Some(&key) = self.runs.get(&run) else { return };
         let Some(node) = self.nodes.get(key) else { return };
         if let (true, Work::Send(_)) = (node.started, &node.work) {
             fx.push(ExecEffect::StopSend { run });
         }
         if !node.started {
-            let text = format!("run {run} was cancelled before it started");
-            self.fail(key, Arc::new(Status::new(Code::Cancelled, text).with_cause(Cause::Cancelled)), 0, fx);
+            self.fail(key, status.clone(), 0, fx);
         }
     }
 
@@ -389,6 +411,15 @@ impl ExecCore {
         if now.iter().zip(&self.reported).any(material) {
             self.reported = now.to_vec();
             fx.push(ExecEffect::Report(Report::Memory { bytes_in_use: self.reported.clone() }));
+        }
+    }
+
+    /// Whenever everything is done, so that the figures are exact then, and after every so many bytes.
+    fn report_traffic(&mut self, fx: &mut Vec<ExecEffect>) {
+        let unreported = self.traffic.sum() - self.reported_traffic.sum();
+        if unreported >= TRAFFIC_REPORT_BYTES || (unreported > 0 && self.nodes.len() == 0) {
+            self.reported_traffic = self.traffic;
+            fx.push(ExecEffect::Report(Report::Traffic(self.traffic)));
         }
     }
 }

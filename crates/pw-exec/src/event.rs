@@ -63,11 +63,13 @@ pub enum ExecEvent {
     /// The bytes are on offer, or the offer was failed by the shell.
     ReadDone {
         run: RunId,
+        bytes: u64,
         result: Result<(), Arc<Status>>,
     },
     /// The bytes are on their way, and nothing here is needed for it any more.
     SendDone {
         run: RunId,
+        bytes: u64,
         result: Result<(), Arc<Status>>,
     },
     /// All bytes of an upload are in a block of the shell. The session is the sender: a client's, or another worker's
@@ -75,6 +77,7 @@ pub enum ExecEvent {
     Landed {
         session: SessionId,
         buffer: Handle,
+        bytes: u64,
     },
     UploadFailed {
         session: SessionId,

@@ -70,7 +70,7 @@ impl Shell {
                     self.transfers.push(ExecEvent::WriteDone { run, result: Ok(vec![16; count]) });
                 }
                 ExecEffect::Read(start) => {
-                    self.transfers.push(ExecEvent::ReadDone { run: start.command.order.run, result: Ok(()) });
+                    self.transfers.push(ExecEvent::ReadDone { run: start.command.order.run, bytes: 0, result: Ok(()) });
                 }
                 ExecEffect::Drop { backing } => self.filled.retain(|&(b, _)| b != backing.0),
                 ExecEffect::Report(Report::Finished { run, .. }) => *self.ended.entry(run).or_default() += 1,
@@ -186,7 +186,7 @@ fn play(seed: u64) {
         shell.assert_devices_have_one_thread();
         if shell.below(3) == 0 && !to_land.is_empty() {
             let buffer = to_land.swap_remove(shell.below(to_land.len()));
-            shell.event(ExecEvent::Landed { session: SESSION, buffer });
+            shell.event(ExecEvent::Landed { session: SESSION, buffer, bytes: 0 });
         }
         if shell.below(4) == 0 && !arrays.is_empty() {
             let (id, _) = arrays.swap_remove(shell.below(arrays.len()));
@@ -194,14 +194,14 @@ fn play(seed: u64) {
         }
         if shell.below(15) == 0 {
             let run = RunId(1 + shell.below(step as usize) as u64);
-            shell.event(ExecEvent::Command(Command::Cancel { runs: vec![run] }));
+            shell.event(ExecEvent::Command(Command::Cancel { runs: vec![run], status: Status::new(Code::Cancelled, "nobody wants it") }));
         }
         for _ in 0..shell.below(4) {
             shell.progress();
         }
     }
     if shell.below(2) == 0 {
-        to_land.into_iter().for_each(|buffer| shell.event(ExecEvent::Landed { session: SESSION, buffer }));
+        to_land.into_iter().for_each(|buffer| shell.event(ExecEvent::Landed { session: SESSION, buffer, bytes: 0 }));
     } else {
         shell.event(ExecEvent::SessionDetached { session: SESSION });
     }

@@ -72,7 +72,7 @@ impl Script {
     }
 
     pub(crate) fn land(&mut self, buffer: u64) -> Vec<String> {
-        self.event(ExecEvent::Landed { session: SESSION, buffer: Handle(buffer) })
+        self.event(ExecEvent::Landed { session: SESSION, buffer: Handle(buffer), bytes: 0 })
     }
 
     /// A launch whose arguments are all shards of output 0 of these runs; a negative run is donated.
@@ -119,7 +119,7 @@ impl Script {
     }
 
     pub(crate) fn cancel(&mut self, run: u64) -> Vec<String> {
-        self.command(Command::Cancel { runs: vec![RunId(run)] })
+        self.command(Command::Cancel { runs: vec![RunId(run)], status: Status::new(Code::Cancelled, "nobody wants it") })
     }
 
     pub(crate) fn done(&mut self, run: u64) -> Vec<String> {

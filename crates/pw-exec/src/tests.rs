@@ -191,7 +191,7 @@ fn cancel_ends_what_has_not_started() {
     s.launch(13, 2, 1, &[20]);
     s.launch(14, 1, 2, &[]);
     assert_eq!(s.cancel(11), NOTHING);
-    assert_eq!(s.cancel(12), ["finished r12: Cancelled: run 12 was cancelled before it started"]);
+    assert_eq!(s.cancel(12), ["finished r12: Cancelled: nobody wants it"]);
     assert_eq!(s.cancel(12), NOTHING);
     assert_eq!(s.done(11), ["finished r11", "launch r13 on 1: b2[0+1] -> b3"]);
     assert_eq!(s.done(13), ["finished r13", "launch r14 on 0: -> b4"]);
@@ -203,7 +203,7 @@ fn cancel_fails_a_write_that_waits_for_bytes_and_drops_them_when_they_come() {
     s.program(1, &[0], 1, 1, &[]);
     s.write(10, 100, &[0]);
     s.launch(11, 1, 1, &[10]);
-    let text = "Cancelled: run 10 was cancelled before it started";
+    let text = "Cancelled: nobody wants it";
     assert_eq!(s.cancel(10), [format!("finished r10: {text}"), format!("finished r11: {text}")]);
     assert_eq!(s.land(100), ["drop upload h100"]);
 }
@@ -283,7 +283,7 @@ fn donation_waits_for_transfers_that_were_granted_before() {
     assert_eq!(s.read(11, 10), ["read r11 b0[0+1]"]);
     assert_eq!(s.copy(12, 10, &[1]), ["copy r12 to [1]"]);
     assert_eq!(s.launch(13, 1, 1, &[-10]), NOTHING);
-    assert_eq!(s.event(ExecEvent::ReadDone { run: RunId(11), result: Ok(()) }), ["finished r11"]);
+    assert_eq!(s.event(ExecEvent::ReadDone { run: RunId(11), bytes: 0, result: Ok(()) }), ["finished r11"]);
     let copied = s.event(ExecEvent::CopyDone { run: RunId(12), result: Ok(vec![16]) });
     assert_eq!(copied, ["finished r12", "launch r13 on 0: !b0[0+1] -> b2"]);
 }
@@ -442,7 +442,7 @@ fn a_send_starts_when_its_source_is_made_and_a_donation_waits_for_it() {
     assert_eq!(s.send(11, 10), NOTHING);
     assert_eq!(s.launch(12, 2, 1, &[-10]), NOTHING);
     assert_eq!(s.done(10), ["finished r10", "send r11 b0[0+1]"]);
-    let sent = s.event(ExecEvent::SendDone { run: RunId(11), result: Ok(()) });
+    let sent = s.event(ExecEvent::SendDone { run: RunId(11), bytes: 0, result: Ok(()) });
     assert_eq!(sent, ["finished r11", "launch r12 on 0: !b0[0+1] -> b1"]);
 }
 
@@ -463,7 +463,7 @@ fn the_other_worker_hears_of_a_send_that_will_not_be() {
 #[test]
 fn a_move_that_has_arrived_outlives_its_sender() {
     let mut s = Script::new(1);
-    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer) };
+    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer), bytes: 0 };
     s.event(landed(10));
     s.event(ExecEvent::SessionDetached { session: SENDER });
     // The command was slower than the bytes.
@@ -484,7 +484,7 @@ fn a_move_that_has_arrived_outlives_its_sender() {
 fn a_move_is_received_also_after_its_sender_came_back() {
     let mut s = Script::new(1);
     assert_eq!(s.receive(10, 0), NOTHING);
-    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer) };
+    let landed = |buffer| ExecEvent::Landed { session: SENDER, buffer: Handle(buffer), bytes: 0 };
     assert_eq!(s.event(landed(10)), ["write r10"]);
     s.event(ExecEvent::WriteDone { run: RunId(10), result: Ok(vec![16]) });
     // Its connection goes: what waits and what is ordered later may come over a new one.

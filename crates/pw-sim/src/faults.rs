@@ -138,9 +138,7 @@ impl Model {
             return node.devices.iter().any(|&d| self.order.ever_lost(self.order.slot_of(d)));
         }
         match &node.work {
-            Work::Upload { buffers } => buffers.iter().filter_map(|&b| self.broken.get(&(node.session, b))).any(|broken| {
-                broken == status || (status.code == Code::Cancelled && status.message.contains(&format!("run {} ", node.run)))
-            }),
+            Work::Upload { buffers } => buffers.iter().filter_map(|&b| self.broken.get(&(node.session, b))).any(|broken| broken == status),
             Work::Launch { bad_arguments, program, .. } => {
                 let program = &self.programs[*program];
                 (*bad_arguments && status.code == Code::InvalidArgument)
@@ -148,11 +146,8 @@ impl Model {
             }
             Work::Read { bad } => *bad && status.code == Code::InvalidArgument,
             Work::Copy => false,
-            // One end hears from the controller, or from the connection, that the other has failed or is gone.
-            Work::Move { .. } => {
-                let failed = node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.killed.contains(h));
-                status.code == Code::Cancelled && failed
-            }
+            // One end hears what the other has failed with.
+            Work::Move { .. } => node.truth.values().any(|r| r.as_ref().is_err_and(|theirs| theirs == status)),
         }
     }
 

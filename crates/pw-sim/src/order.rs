@@ -145,7 +145,7 @@ impl Model {
         }
         match command {
             Command::Free { buffers } => buffers.iter().try_for_each(|&id| self.freed(slot, id)),
-            Command::Cancel { runs } => runs.iter().try_for_each(|&run| self.cancelled(run)),
+            Command::Cancel { runs, .. } => runs.iter().try_for_each(|&run| self.cancelled(run)),
             Command::Compile(compile) => {
                 self.compile_sent(slot, compile);
                 Ok(())

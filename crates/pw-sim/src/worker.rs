@@ -186,7 +186,7 @@ impl Worker {
         match content {
             Ok(token) => {
                 self.uploads.insert((session, buffer), token);
-                self.inbox.push(ExecEvent::Landed { session, buffer });
+                self.inbox.push(ExecEvent::Landed { session, buffer, bytes: 1 });
             }
             Err(status) => self.inbox.push(ExecEvent::UploadFailed { session, buffer, status }),
         }
@@ -570,7 +570,7 @@ impl Worker {
                 };
                 let (session, buffer) = (start.command.order.session, start.command.buffer);
                 around.offers.push(Offer { session, buffer, result });
-                ExecEvent::ReadDone { run, result: failed.map_or(Ok(()), Err) }
+                ExecEvent::ReadDone { run, bytes: 1, result: failed.map_or(Ok(()), Err) }
             }
             Transfer::Send { start, sources } => {
                 let tokens = self.read(&sources)?;
@@ -578,7 +578,7 @@ impl Worker {
                     None => Ok(tokens[item]),
                     Some(status) => Err(Status::clone(status)),
                 });
-                ExecEvent::SendDone { run, result: failed.map_or(Ok(()), Err) }
+                ExecEvent::SendDone { run, bytes: 1, result: failed.map_or(Ok(()), Err) }
             }
         };
         self.inbox.push(event);

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, Question, RunId, SessionId, ShardId};
+use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, Question, RunId, SessionId, ShardId, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
@@ -27,9 +27,11 @@ pub enum Command {
     Free {
         buffers: Vec<BufferId>,
     },
-    /// Members of these runs that have not started are skipped; their outputs become error buffers.
+    /// Members of these runs that have not started are skipped; they, and whatever would use what they make, fail with
+    /// this status.
     Cancel {
         runs: Vec<RunId>,
+        status: Status,
     },
     /// Ask for more about a compiled program than its report says.
     Describe {

@@ -33,4 +33,21 @@ pub enum Report {
     Memory {
         bytes_in_use: Vec<u64>,
     },
+    Traffic(Traffic),
+}
+
+/// Bytes of arrays that a worker has taken and given since it started, by the other end. Host callbacks do not count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    pub from_clients: u64,
+    /// What was put on offer for them.
+    pub to_clients: u64,
+    pub from_workers: u64,
+    pub to_workers: u64,
+}
+
+impl Traffic {
+    pub fn sum(&self) -> u64 {
+        self.from_clients + self.to_clients + self.from_workers + self.to_workers
+    }
 }

@@ -1,6 +1,6 @@
 //! Workers, their devices, and what a session is shown of them.
 
-use crate::{HostSlot, Incarnation, PhysicalDeviceId, SessionId, VirtualDeviceId};
+use crate::{HostSlot, Incarnation, PhysicalDeviceId, SessionId, Traffic, VirtualDeviceId};
 
 /// What a worker says of itself when it registers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -83,6 +83,8 @@ pub struct WorkerStatus {
     pub bytes_in_use: Vec<u64>,
     /// Nodes granted and not finished.
     pub granted: u32,
+    /// From its last report.
+    pub traffic: Traffic,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -136,8 +136,9 @@ impl Exec {
             }
             Message::Event(event) => self.step(event),
             Message::Landed { session, buffer, block } => {
+                let bytes = block.len() as u64;
                 self.blocks.insert((session, buffer), block);
-                self.step(ExecEvent::Landed { session, buffer });
+                self.step(ExecEvent::Landed { session, buffer, bytes });
             }
             Message::Loaded { executable, result } => {
                 let result = result.map(|program| {

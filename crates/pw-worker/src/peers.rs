@@ -62,9 +62,12 @@ impl Peers {
         // Held until the task is in the table, so that it cannot leave before it has come.
         let mut running = lock(&self.shared.running);
         let task = self.runtime.spawn(async move {
-            let ending = Ending { shared: shared.clone(), command: command.clone(), result: None };
+            let mut ending = Ending { shared: shared.clone(), command: command.clone(), bytes: 0, result: None };
             let result = match sources {
-                Ok(sources) => shared.send(&command, sources).await,
+                Ok(sources) => {
+                    ending.bytes = sources.iter().map(|s| s.bytes().len() as u64).sum();
+                    shared.send(&command, sources).await
+                }
                 Err(status) => Err(status),
             };
             ending.end(result).await;
@@ -90,6 +93,7 @@ impl Peers {
 struct Ending {
     shared: Arc<Shared>,
     command: Arc<SendShards>,
+    bytes: u64,
     result: Option<Result<(), Arc<Status>>>,
 }
 
@@ -109,7 +113,8 @@ impl Drop for Ending {
             let (shared, command, status) = (self.shared.clone(), self.command.clone(), status.clone());
             runtime.spawn(async move { shared.abort(&command, &status).await });
         }
-        self.shared.exec.send(Message::Event(ExecEvent::SendDone { run, result }));
+        let bytes = if result.is_ok() { self.bytes } else { 0 };
+        self.shared.exec.send(Message::Event(ExecEvent::SendDone { run, bytes, result }));
     }
 }
 

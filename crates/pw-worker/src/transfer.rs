@@ -65,17 +65,18 @@ impl Transfers {
             }
             TransferJob::Read { start, sources } => {
                 let order = start.command.order;
-                let result = match read(&start, &sources) {
+                let (bytes, result) = match read(&start, &sources) {
                     Ok(source) => {
+                        let bytes = source.bytes().len() as u64;
                         self.data.offer(order.session, start.command.buffer, source, Box::new(|| {}));
-                        Ok(())
+                        (bytes, Ok(()))
                     }
                     Err(status) => {
                         self.data.offer_failed(order.session, start.command.buffer, Status::clone(&status));
-                        Err(status)
+                        (0, Err(status))
                     }
                 };
-                ExecEvent::ReadDone { run: order.run, result }
+                ExecEvent::ReadDone { run: order.run, bytes, result }
             }
         }
     }

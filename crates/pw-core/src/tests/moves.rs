@@ -83,7 +83,7 @@ fn the_other_end_is_told_that_one_has_failed() {
         let cancel = Effect::Send {
             slot: HostSlot(told),
             incarnation: Incarnation(u64::from(told) + 1),
-            command: Command::Cancel { runs: vec![run] },
+            command: Command::Cancel { runs: vec![run], status: Status::internal("boom") },
         };
         assert!(w.fx.contains(&cancel), "{:?}", w.fx);
         w.turn([finished(told, run, Err(Status::new(Code::Cancelled, "cancelled")))]);

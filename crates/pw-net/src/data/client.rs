@@ -16,10 +16,10 @@ use super::{DownloadSink, FIRST_BYTES, SLICE_BYTES};
 use crate::{NetError, magic};
 
 /// Bytes of one upload that wait to be written.
-const PUT_BYTES_MAX: usize = 8 << 20;
+const PUT_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of all uploads that wait to be written.
-const ALL_PUT_BYTES_MAX: usize = 64 << 20;
+const ALL_PUT_BYTES_MAX: usize = 24 << 20;
 
 /// Uploads under way.
 const PUTS_MAX: usize = 16 << 10;

@@ -58,7 +58,7 @@ union! {
             Load = pb::command::Load { executable, fingerprint },
             Unload = pb::command::Unload { executable },
             Free = pb::command::Free { buffers },
-            Cancel = pb::command::Cancel { runs },
+            Cancel = pb::command::Cancel { runs, status },
             DefaultLayout = pb::command::DefaultLayout { query, dtype, dims },
             Describe = pb::command::Describe { query, fingerprint, question },
         ]
@@ -68,7 +68,7 @@ union! {
 
 union! {
     Report = pb::Report, kind: pb::report::Kind {
-        one []
+        one [Traffic]
         fields [
             Compiled = pb::report::Compiled { executable, result },
             Loaded = pb::report::Loaded { executable, result },

@@ -19,6 +19,7 @@ pub(super) trait All: Sized + 'static {
 
 const SESSION: SessionId = SessionId(0xfeed_0000_0000_0001);
 const LIFE: Incarnation = Incarnation(u64::MAX - 3);
+const TRAFFIC: Traffic = Traffic { from_clients: 1, to_clients: 0, from_workers: u64::MAX, to_workers: 3 };
 
 pub(super) fn statuses() -> Vec<Status> {
     let lost = Cause::HostLost { slot: HostSlot(3), incarnation: LIFE };
@@ -160,7 +161,7 @@ pub(super) fn commands() -> Vec<Command> {
         Command::HostRead(read.clone()),
         Command::HostRead(HostRead { byte_strides: None, ..read }),
         Command::Free { buffers: vec![BufferId { run: RunId(1), output: 0 }, BufferId { run: RunId(0), output: 1 }] },
-        Command::Cancel { runs: vec![RunId(1), RunId(2)] },
+        Command::Cancel { runs: vec![RunId(1), RunId(2)], status: status() },
         Command::Describe { query: 1, fingerprint: Bytes::from_static(b"f"), question: Question::Text },
         Command::Describe { query: 2, fingerprint: Bytes::new(), question: Question::Cost },
         Command::DefaultLayout { query: 1, dtype: DType::Pred, dims: vec![1] },
@@ -187,6 +188,7 @@ pub(super) fn reports() -> Vec<Report> {
         Report::DefaultLayout { query: 1, result: Ok(String::new()) },
         Report::DefaultLayout { query: 2, result: Err(status()) },
         Report::Memory { bytes_in_use: vec![0, 1, u64::MAX] },
+        Report::Traffic(TRAFFIC),
     ]
 }
 
@@ -360,6 +362,7 @@ pub(super) fn status_report() -> StatusReport {
         bytes_reserved: vec![1, 0],
         bytes_in_use: vec![],
         granted: 7,
+        traffic: TRAFFIC,
     };
     let session = SessionStatus {
         session: SESSION,

@@ -137,7 +137,8 @@ messages! {
     SessionOptions = pb::SessionOptions { name, weight, devices }
     SessionDevice = pb::SessionDevice { id, physical, island, platform_name, device }
     SessionView = pb::SessionView { session, platform_name, platform_version, devices }
-    WorkerStatus = pb::WorkerStatus { slot, incarnation, info, alive, bytes_reserved, bytes_in_use, granted }
+    WorkerStatus = pb::WorkerStatus { slot, incarnation, info, alive, bytes_reserved, bytes_in_use, granted, traffic }
+    Traffic = pb::Traffic { from_clients, to_clients, from_workers, to_workers }
     SessionStatus = pb::SessionStatus { session, name, weight, devices, queued, running, held_bytes, arrays, device_ns }
     StatusReport = pb::StatusReport { workers, sessions, executables }
 

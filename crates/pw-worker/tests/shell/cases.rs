@@ -235,7 +235,7 @@ async fn faults(c: &mut Controller) {
         runs.push(run);
         commands.push(launch);
     }
-    commands.push(Command::Cancel { runs: runs.clone() });
+    commands.push(Command::Cancel { runs: runs.clone(), status: Status::new(Code::Cancelled, "nobody wants it") });
     c.send(commands).await;
     let (mut done, mut cancelled) = (0, 0);
     for _ in 0..40 {
