@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Port for array bytes; 0 = any free one
     #[arg(long, default_value_t = 0)]
     data_port: u16,
+    /// Port for the operands of collectives from other workers, at the same address; 0 = any free one
+    #[arg(long, default_value_t = 0)]
+    gang_port: u16,
     /// Secret of the controller
     #[arg(long, env = "PATHWAYS_TOKEN", hide_env_values = true, default_value = "")]
     token: String,
@@ -94,6 +97,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         island: args.island,
         slot: args.slot,
         listen_data: SocketAddr::new(args.listen, args.data_port),
+        gang_port: args.gang_port,
         host: cluster::host_name(),
         build: crate::build::id().to_owned(),
         compile_child,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use pw_types::{
     BufferId, Code, Command, CompileCommand, CompileReply, CompileReport, CompileRequest, DType, Dims, ExecutableId, ExecuteOutput,
-    ExecuteReply, ExecuteRequest, Handle, HostSlot, Incarnation, Reply, Status, VirtualDeviceId,
+    ExecuteReply, ExecuteRequest, GangMember, GangPart, GangPeer, Handle, HostSlot, Incarnation, Reply, Status, VirtualDeviceId,
 };
 use smallvec::{SmallVec, smallvec};
 
 use crate::directory::{Array, Backing, BackingKey, BackingState, Piece};
-use crate::executables::{CompileKey, ExecutableState};
+use crate::executables::{CompileKey, Executable, ExecutableState, Home};
 use crate::graph::{Node, Work};
+use crate::membership::DeviceKey;
 use crate::session::{Pending, SessionExecutable, StatusHandle};
 use crate::{Core, Effect, Effects, LayoutAnswer, UNKNOWN_ESTIMATE_NS};
 
@@ -28,10 +29,10 @@ impl Core {
             return self.answer(at, Err(Status::invalid(text)), fx);
         }
         let placed = session.device_keys(&request.devices).and_then(|keys| {
-            let slot = self.one_worker("a program", &keys)?;
-            Ok((keys, slot, self.alive_worker(slot)?))
+            let homes = self.homes_of(&keys)?;
+            Ok((keys, homes))
         });
-        let (keys, slot, incarnation) = match placed {
+        let (keys, homes) = match placed {
             Ok(placed) => placed,
             Err(status) => return self.answer(at, Err(status), fx),
         };
@@ -40,8 +41,9 @@ impl Core {
         let id = match self.executables.find(&key) {
             Some(id) => id,
             None => {
-                let id = self.executables.insert(key, slot, incarnation, UNKNOWN_ESTIMATE_NS);
-                self.order_compile(id, request.replicas, request.partitions, fx);
+                let first = homes[0].slot;
+                let id = self.executables.insert(key, homes, UNKNOWN_ESTIMATE_NS);
+                self.order_compile(id, first, request.replicas, request.partitions, fx);
                 id
             }
         };
@@ -56,48 +58,108 @@ impl Core {
         }
     }
 
-    fn order_compile(&self, id: ExecutableId, replicas: u32, partitions: u32, fx: &mut Effects) {
+    /// The workers of these devices, all of which live.
+    fn homes_of(&self, keys: &[DeviceKey]) -> Result<SmallVec<[Home; 1]>, Status> {
+        let mut homes: SmallVec<[Home; 1]> = SmallVec::new();
+        for &key in keys {
+            let slot = self.members.slot_of(key);
+            if !homes.iter().any(|h| h.slot == slot) {
+                homes.push(Home { slot, incarnation: self.alive_worker(slot)?, done: false });
+            }
+        }
+        if homes.is_empty() { Err(Status::invalid("a program without devices")) } else { Ok(homes) }
+    }
+
+    /// A program over several workers is compiled by one of them first: the others may find it in a cache that they
+    /// share.
+    fn order_compile(&self, id: ExecutableId, slot: HostSlot, replicas: u32, partitions: u32, fx: &mut Effects) {
         let Some(entry) = self.executables.get(id) else { return };
+        let Some(home) = entry.homes.iter().find(|h| h.slot == slot) else { return };
+        let alone = entry.homes.len() == 1;
         let command = Command::Compile(CompileCommand {
             executable: id,
             program: entry.key.program.clone(),
             options: entry.key.options.clone(),
-            devices: entry.key.devices.iter().map(|&k| self.members.index_of(k)).collect(),
+            devices: if alone { entry.key.devices.iter().map(|&k| self.members.index_of(k)).collect() } else { Vec::new() },
             replicas,
             partitions,
         });
-        fx.list.push(Effect::Send { slot: entry.slot, incarnation: entry.incarnation, command });
+        fx.list.push(Effect::Send { slot, incarnation: home.incarnation, command });
+    }
+
+    /// Has all homes load a compiled program.
+    fn order_load(&self, id: ExecutableId, fx: &mut Effects) {
+        let Some(entry) = self.executables.get(id) else { return };
+        let Some(report) = &entry.report else { return };
+        for &Home { slot, incarnation, .. } in &entry.homes {
+            let gang = (entry.homes.len() > 1).then(|| self.gang(entry, slot));
+            let command = Command::Load { executable: id, fingerprint: report.fingerprint.clone(), gang };
+            fx.list.push(Effect::Send { slot, incarnation, command });
+        }
+    }
+
+    /// What the worker in `slot` has to know of a program over several.
+    fn gang(&self, entry: &Executable, slot: HostSlot) -> GangPart {
+        let members = |of: HostSlot| {
+            let all = (0..).zip(entry.key.devices.iter());
+            all.filter(move |&(_, &key)| self.members.slot_of(key) == of)
+        };
+        let others = entry.homes.iter().filter(|h| h.slot != slot).map(|h| GangPeer {
+            slot: h.slot,
+            address: self.members.worker(h.slot).map(|w| w.info.gang_address.clone()).unwrap_or_default(),
+            members: members(h.slot).map(|(member, _)| member).collect(),
+        });
+        GangPart {
+            members: entry.key.devices.len() as u32,
+            here: members(slot).map(|(member, &key)| GangMember { member, device: self.members.index_of(key) }).collect(),
+            others: others.collect(),
+        }
     }
 
     /// A worker is there again: it loads what its last life had loaded and sessions still name.
     pub(crate) fn load_again(&mut self, slot: HostSlot, incarnation: Incarnation, fx: &mut Effects) {
         for id in self.executables.on_host(slot) {
             let entry = self.executables.get_mut(id).expect("just listed");
-            let (ExecutableState::Lost(_), Some(report)) = (&entry.state, &entry.report) else { continue };
-            let fingerprint = report.fingerprint.clone();
-            entry.incarnation = incarnation;
-            entry.state = ExecutableState::Loading;
+            let (ExecutableState::Lost(_), Some(_)) = (&entry.state, &entry.report) else { continue };
+            entry.homes.iter_mut().filter(|h| h.slot == slot).for_each(|h| h.incarnation = incarnation);
+            let members = &self.members;
+            if !entry.homes.iter().all(|h| members.worker(h.slot).is_some_and(|w| w.alive && w.incarnation == h.incarnation)) {
+                continue;
+            }
+            entry.begin(ExecutableState::Loading);
             entry.again = true;
-            fx.list.push(Effect::Send { slot, incarnation, command: Command::Load { executable: id, fingerprint } });
+            self.order_load(id, fx);
         }
     }
 
     /// A worker has loaded a program, or has not.
-    pub(crate) fn loaded(&mut self, id: ExecutableId, result: Result<(), Status>, fx: &mut Effects) {
+    pub(crate) fn loaded(&mut self, slot: HostSlot, id: ExecutableId, result: Result<(), Status>, fx: &mut Effects) {
         let Some(entry) = self.executables.get_mut(id) else { return };
-        let again = std::mem::take(&mut entry.again);
+        if !matches!(entry.state, ExecutableState::Loading) {
+            return;
+        }
+        let again = entry.again;
         self.dirty = true;
         match result {
-            Ok(()) => entry.state = ExecutableState::Loaded,
+            Ok(()) => {
+                if entry.done(slot) {
+                    entry.state = ExecutableState::Loaded;
+                    entry.again = false;
+                }
+            }
             // Another machine has taken the slot, or the cache was emptied.
             Err(status) if again && status.code == Code::NotFound => {
                 let (replicas, partitions) = entry.report.as_ref().map_or((1, 1), |r| (r.replicas, r.partitions));
-                entry.state = ExecutableState::Compiling(SmallVec::new());
-                self.order_compile(id, replicas, partitions, fx);
+                entry.again = false;
+                entry.begin(ExecutableState::Compiling(SmallVec::new()));
+                let first = entry.homes[0].slot;
+                self.order_compile(id, first, replicas, partitions, fx);
             }
             Err(status) => {
                 entry.state = ExecutableState::Failed(Arc::new(status));
+                let others: SmallVec<[Home; 1]> = entry.homes.iter().filter(|h| h.slot != slot).copied().collect();
                 self.executables.forget_key(id);
+                self.unload(id, &others, fx);
             }
         }
     }
@@ -114,11 +176,27 @@ impl Core {
         self.answer(at, Ok(Reply::Compile(reply)), fx)
     }
 
-    pub(crate) fn compiled(&mut self, id: ExecutableId, result: Result<Arc<CompileReport>, Status>, fx: &mut Effects) {
+    pub(crate) fn compiled(&mut self, slot: HostSlot, id: ExecutableId, result: Result<Arc<CompileReport>, Status>, fx: &mut Effects) {
         let Some(entry) = self.executables.get_mut(id) else { return };
+        let first = !entry.homes.iter().any(|h| h.done);
+        let result = match (result, &entry.report) {
+            (Ok(new), Some(known)) if !first && new.fingerprint != known.fingerprint => {
+                let text = format!("worker {slot} has compiled {} to something else than the others", known.name);
+                Err(Status::internal(text))
+            }
+            (result, _) => result,
+        };
+        let all = entry.done(slot);
         let ExecutableState::Compiling(waiting) = &mut entry.state else { return };
+        if let (Ok(report), false) = (&result, all) {
+            // The others take their turn now, all at once.
+            entry.report = Some(report.clone());
+            let (replicas, partitions) = (report.replicas, report.partitions);
+            let others: SmallVec<[HostSlot; 4]> = entry.homes.iter().filter(|h| first && !h.done).map(|h| h.slot).collect();
+            others.into_iter().for_each(|slot| self.order_compile(id, slot, replicas, partitions, fx));
+            return;
+        }
         let waiting = std::mem::take(waiting);
-        let (slot, incarnation) = (entry.slot, entry.incarnation);
         match result {
             Err(status) => {
                 if entry.refs > 0 {
@@ -134,10 +212,9 @@ impl Core {
                 }
             }
             Ok(report) => {
-                let fingerprint = report.fingerprint.clone();
                 let kind = self.members.worker(slot).map(|w| w.info.devices[0].default_memory_kind.clone()).unwrap_or_default();
                 self.executables.compiled(id, report, &kind);
-                fx.list.push(Effect::Send { slot, incarnation, command: Command::Load { executable: id, fingerprint } });
+                self.order_load(id, fx);
                 self.executables.retain(id);
                 for (at, devices) in waiting {
                     if self.sessions.contains_key(&at.session) {

@@ -51,7 +51,8 @@ impl Core {
             return Err((**status).clone());
         }
         let report = entry.report.as_ref().expect("a named program is compiled");
-        Ok((entry.slot, entry.incarnation, report.fingerprint.clone()))
+        let home = entry.homes[0];
+        Ok((home.slot, home.incarnation, report.fingerprint.clone()))
     }
 
     /// The answer of a worker.

@@ -41,10 +41,19 @@ pub(crate) struct OutputPlan {
     pub(crate) ledger_bytes: u64,
 }
 
-pub(crate) struct Executable {
-    pub(crate) key: CompileKey,
+/// A worker that has members of an executable.
+#[derive(Clone, Copy)]
+pub(crate) struct Home {
     pub(crate) slot: HostSlot,
     pub(crate) incarnation: Incarnation,
+    /// It has compiled or loaded it, whichever goes on.
+    pub(crate) done: bool,
+}
+
+pub(crate) struct Executable {
+    pub(crate) key: CompileKey,
+    /// In the order in which the devices name them.
+    pub(crate) homes: SmallVec<[Home; 1]>,
     pub(crate) state: ExecutableState,
     pub(crate) report: Option<Arc<CompileReport>>,
     pub(crate) outputs: Arc<[OutputPlan]>,
@@ -60,6 +69,18 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
+    /// A worker has done its part of what goes on; whether all have.
+    pub(crate) fn done(&mut self, slot: HostSlot) -> bool {
+        self.homes.iter_mut().filter(|h| h.slot == slot).for_each(|h| h.done = true);
+        self.homes.iter().all(|h| h.done)
+    }
+
+    /// Something begins that all homes take part in.
+    pub(crate) fn begin(&mut self, state: ExecutableState) {
+        self.homes.iter_mut().for_each(|h| h.done = false);
+        self.state = state;
+    }
+
     /// Folds a measured run into the estimate.
     pub(crate) fn measure(&mut self, device_ns: u64) {
         self.estimate_ns = if self.measured { (self.estimate_ns * 3 + device_ns) / 4 } else { device_ns };
@@ -93,14 +114,13 @@ impl Executables {
         self.entries.len()
     }
 
-    pub(crate) fn insert(&mut self, key: CompileKey, slot: HostSlot, incarnation: Incarnation, unknown_estimate_ns: u64) -> ExecutableId {
+    pub(crate) fn insert(&mut self, key: CompileKey, homes: SmallVec<[Home; 1]>, unknown_estimate_ns: u64) -> ExecutableId {
         self.next += 1;
         let id = ExecutableId(self.next);
         self.by_key.insert(key.clone(), id);
         let entry = Executable {
             key,
-            slot,
-            incarnation,
+            homes,
             state: ExecutableState::Compiling(SmallVec::new()),
             report: None,
             outputs: Arc::from([]),
@@ -138,7 +158,7 @@ impl Executables {
             })
             .collect();
         entry.report = Some(report);
-        entry.state = ExecutableState::Loading;
+        entry.begin(ExecutableState::Loading);
     }
 
     pub(crate) fn retain(&mut self, id: ExecutableId) {
@@ -151,24 +171,26 @@ impl Executables {
     }
 
     /// Drops a reference. Returns an executable to unload when too many are idle, and forgets it.
-    pub(crate) fn release(&mut self, id: ExecutableId) -> Option<(ExecutableId, HostSlot, Incarnation)> {
+    pub(crate) fn release(&mut self, id: ExecutableId) -> Option<(ExecutableId, SmallVec<[Home; 1]>)> {
         let entry = self.entries.get_mut(&id)?;
         entry.refs -= 1;
         if entry.refs > 0 {
             return None;
         }
         if matches!(entry.state, ExecutableState::Failed(_) | ExecutableState::Lost(_)) {
+            // Other homes may have it.
+            let homes = entry.homes.clone();
             self.forget(id);
-            return None;
+            return (homes.len() > 1).then_some((id, homes));
         }
         self.idle.push(id);
         if self.idle.len() <= IDLE_MAX {
             return None;
         }
         let oldest = self.idle.remove(0);
-        let (slot, incarnation) = self.entries.get(&oldest).map(|e| (e.slot, e.incarnation))?;
+        let homes = self.entries.get(&oldest).map(|e| e.homes.clone())?;
         self.forget(oldest);
-        Some((oldest, slot, incarnation))
+        Some((oldest, homes))
     }
 
     /// A failed compile is tried again by the next request for it.
@@ -188,7 +210,8 @@ impl Executables {
 
     /// Executables on a host, in order of their ids.
     pub(crate) fn on_host(&self, slot: HostSlot) -> Vec<ExecutableId> {
-        let mut ids: Vec<ExecutableId> = self.entries.iter().filter(|(_, e)| e.slot == slot).map(|(&id, _)| id).collect();
+        let mut ids: Vec<ExecutableId> =
+            self.entries.iter().filter(|(_, e)| e.homes.iter().any(|h| h.slot == slot)).map(|(&id, _)| id).collect();
         ids.sort_unstable();
         ids
     }

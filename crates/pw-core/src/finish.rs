@@ -18,8 +18,8 @@ impl Core {
         }
         match report {
             Report::Finished { run, device_ns, result } => self.run_finished(slot, incarnation, run, device_ns, result, fx),
-            Report::Compiled { executable, result } => self.compiled(executable, result, fx),
-            Report::Loaded { executable, result } => self.loaded(executable, result, fx),
+            Report::Compiled { executable, result } => self.compiled(slot, executable, result, fx),
+            Report::Loaded { executable, result } => self.loaded(slot, executable, result, fx),
             Report::DefaultLayout { query, result } => {
                 let Some((key, _)) = self.layout_queries.remove(&query) else { return };
                 let answer = match &result {
@@ -60,9 +60,11 @@ impl Core {
             return;
         }
         let last = hosts.is_empty();
-        // The other end of a move would wait for ever.
+        node.device_ns = node.device_ns.max(device_ns);
+        let device_ns = node.device_ns;
+        // The other end of a move, or the other members of a gang, would wait for ever.
         let other_end = match &node.work {
-            Work::Move { .. } if result.is_err() => hosts.clone(),
+            Work::Move { .. } | Work::Launch { .. } if result.is_err() => hosts.clone(),
             _ => SmallVec::new(),
         };
         if let Err(status) = result {

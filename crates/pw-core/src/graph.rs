@@ -84,6 +84,8 @@ pub(crate) struct Node {
     pub(crate) state: NodeState,
     /// Charged device time at the grant.
     pub(crate) cost_ns: u64,
+    /// Measured device time: the longest of its hosts.
+    pub(crate) device_ns: u64,
     /// Size of its request, for the session's bound.
     pub(crate) bytes: u32,
     /// The request that is answered by its end.
@@ -116,6 +118,7 @@ impl Node {
             devices,
             state: NodeState::Queued,
             cost_ns: 0,
+            device_ns: 0,
             bytes,
             answers: None,
             status: None,

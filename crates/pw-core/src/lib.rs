@@ -36,7 +36,7 @@ use smallvec::SmallVec;
 
 use crate::describe::Questions;
 use crate::directory::{BackingKey, Directory, Entry};
-use crate::executables::Executables;
+use crate::executables::{Executables, Home};
 use crate::graph::{Node, Waiter, WaiterKey, Work};
 use crate::membership::Membership;
 use crate::session::{Pending, Session};
@@ -332,10 +332,17 @@ impl Core {
     }
 
     pub(crate) fn release_executable(&mut self, id: ExecutableId, fx: &mut Effects) {
-        if let Some((executable, slot, incarnation)) = self.executables.release(id)
-            && self.members.worker(slot).is_some_and(|w| w.alive && w.incarnation == incarnation)
-        {
-            fx.list.push(Effect::Send { slot, incarnation, command: pw_types::Command::Unload { executable } });
+        if let Some((executable, homes)) = self.executables.release(id) {
+            self.unload(executable, &homes, fx);
+        }
+    }
+
+    /// Tells the homes that live to forget an executable.
+    pub(crate) fn unload(&self, executable: ExecutableId, homes: &[Home], fx: &mut Effects) {
+        for &Home { slot, incarnation, .. } in homes {
+            if self.members.worker(slot).is_some_and(|w| w.alive && w.incarnation == incarnation) {
+                fx.list.push(Effect::Send { slot, incarnation, command: pw_types::Command::Unload { executable } });
+            }
         }
     }
 

@@ -73,10 +73,10 @@ impl Core {
             let NodeState::Granted { hosts } = &mut node.state else { continue };
             hosts.retain(|h| *h != (slot, incarnation));
             let left = hosts.clone();
-            let is_move = matches!(node.work, Work::Move { .. });
+            let is_joint = matches!(node.work, Work::Move { .. } | Work::Launch { .. });
             if left.is_empty() {
                 self.finish(run, None, fx);
-            } else if is_move {
+            } else if is_joint {
                 self.cancel_at(&left, run, &lost, fx);
             }
         }
@@ -109,6 +109,7 @@ impl Core {
                 _ => Default::default(),
             };
             let unused = entry.refs == 0;
+            let homes = entry.homes.clone();
             if !may_return {
                 self.executables.forget_key(id);
             }
@@ -117,6 +118,7 @@ impl Core {
             }
             if unused {
                 self.executables.forget(id);
+                self.unload(id, &homes, fx);
             }
         }
         self.questions_lost(slot, &unavailable, fx);
@@ -170,24 +172,6 @@ impl Core {
     fn refuse_session(&mut self, session: SessionId, status: Status, fx: &mut Effects) {
         self.sessions.remove(&session);
         fx.edge(ToEdge::SessionRefused { session, status });
-    }
-
-    /// The worker that has all these devices, or UNIMPLEMENTED naming the workers that would have to take part.
-    pub(crate) fn one_worker(&self, what: &str, devices: &[u32]) -> Result<HostSlot, Status> {
-        let mut slots: Vec<u32> = devices.iter().map(|&d| self.members.slot_of(d).0).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        let slot = match slots[..] {
-            [] => return Err(Status::invalid(format!("{what} without devices"))),
-            [slot] => HostSlot(slot),
-            _ => {
-                return Err(Status::unimplemented(format!(
-                    "{what} over workers {slots:?} is not built yet; keep it on the devices of one"
-                )));
-            }
-        };
-        self.alive_worker(slot)?;
-        Ok(slot)
     }
 
     /// The life of the worker in `slot`, if it is there.

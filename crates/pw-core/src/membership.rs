@@ -37,6 +37,7 @@ impl Worker {
             platform_name: String::new(),
             platform_version: String::new(),
             data_address: String::new(),
+            gang_address: String::new(),
             island: 0,
             devices: Vec::new(),
             test_targets: Vec::new(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pw_types::{BufferId, Code, Command, ExecutableId, GrantSeq, NodeOrder, Report, RunId, Status, Traffic};
+use pw_types::{BufferId, Code, Command, ExecutableId, GangPart, GrantSeq, NodeOrder, Report, RunId, Status, Traffic};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -183,7 +183,7 @@ impl ExecCore {
         }
         match command {
             Command::Compile(command) => fx.push(ExecEffect::Compile(command)),
-            Command::Load { executable, fingerprint } => self.load(executable, fingerprint, fx),
+            Command::Load { executable, fingerprint, gang } => self.load(executable, fingerprint, gang.map(Arc::new), fx),
             Command::Unload { executable } => self.unload(executable, fx),
             Command::Launch(launch) => self.arrive_launch(launch, fx),
             Command::Copy(copy) => self.arrive_copy(copy, fx),
@@ -216,7 +216,10 @@ impl ExecCore {
         fx.push(ExecEffect::Fatal(text));
     }
 
-    fn load(&mut self, executable: ExecutableId, fingerprint: bytes::Bytes, fx: &mut Vec<ExecEffect>) {
+    fn load(&mut self, executable: ExecutableId, fingerprint: bytes::Bytes, gang: Option<Arc<GangPart>>, fx: &mut Vec<ExecEffect>) {
+        if let Some(gang) = &gang {
+            fx.push(ExecEffect::Neighbours(gang.clone()));
+        }
         match self.executables.entries.get_mut(&executable) {
             Some(Executable::Loaded(loaded)) => {
                 loaded.unload = false;
@@ -225,7 +228,7 @@ impl ExecCore {
             Some(Executable::Loading { unload }) => *unload = false,
             Some(Executable::Failed(_)) | None => {
                 self.executables.entries.insert(executable, Executable::Loading { unload: false });
-                fx.push(ExecEffect::Load { executable, fingerprint });
+                fx.push(ExecEffect::Load { executable, fingerprint, gang });
             }
         }
     }
@@ -274,7 +277,8 @@ impl ExecCore {
     fn check_devices(&self, program: Arc<LoadedProgram>) -> Result<Arc<LoadedProgram>, Status> {
         let devices = &program.devices;
         let distinct = devices.iter().enumerate().all(|(i, d)| (*d as usize) < self.devices.len() && !devices[..i].contains(d));
-        if devices.is_empty() || !distinct {
+        let ascend = program.members.windows(2).all(|m| m[0] < m[1]) && program.members.last().is_some_and(|&m| m < program.total);
+        if devices.is_empty() || !distinct || program.members.len() != devices.len() || !ascend {
             let text = format!("program {} wants devices {devices:?} of {}", program.report.name, self.devices.len());
             return Err(Status::internal(text));
         }
@@ -288,6 +292,10 @@ impl ExecCore {
         let Some(node) = self.nodes.get(key) else { return };
         if let (true, Work::Send(_)) = (node.started, &node.work) {
             fx.push(ExecEffect::StopSend { run });
+        }
+        // What it has sent or was sent is of no use.
+        if let (true, Some(start)) = (node.started, node.launch()) {
+            abandon(run, &start.program, fx);
         }
         if !node.started {
             self.fail(key, status.clone(), 0, fx);
@@ -341,6 +349,9 @@ impl ExecCore {
             self.table.poison(output, &status);
         }
         let node = self.retire(key, fx);
+        if let Some(start) = node.launch() {
+            abandon(node.run, &start.program, fx);
+        }
         if !node.started {
             match &node.work {
                 Work::Write { start, .. } => self.uploads.abandon(&start.command, Some(key), fx),
@@ -421,6 +432,13 @@ impl ExecCore {
             self.reported_traffic = self.traffic;
             fx.push(ExecEffect::Report(Report::Traffic(self.traffic)));
         }
+    }
+}
+
+/// A run of this program has failed.
+pub(crate) fn abandon(run: RunId, program: &LoadedProgram, fx: &mut Vec<ExecEffect>) {
+    if program.spans_workers() {
+        fx.push(ExecEffect::Abandon { run });
     }
 }
 

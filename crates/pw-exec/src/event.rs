@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pw_types::{
-    Command, CompileCommand, CompileReport, DType, Description, Dims, ExecutableId, Handle, HostRead, HostWrite, Question, Report, RunId,
-    SendShards, SessionId, Status,
+    Command, CompileCommand, CompileReport, DType, Description, Dims, ExecutableId, GangPart, Handle, HostRead, HostWrite, Question,
+    Report, RunId, SendShards, SessionId, Status,
 };
 
 /// The shell's name of a backing. It is free for reuse after [`ExecEffect::Drop`], so effects must be obeyed in order.
@@ -32,8 +32,12 @@ pub enum Form {
 /// A program in the serving process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoadedProgram {
-    /// Local device indices in execution order; output shard `i` lives on `devices[i]`.
+    /// Local device indices in execution order.
     pub devices: Vec<u32>,
+    /// Which of all members each of them is: shard `members[i]` of an output lives on `devices[i]`.
+    pub members: Vec<u32>,
+    /// Members in all, those on other workers included.
+    pub total: u32,
     pub form: Form,
     pub report: Arc<CompileReport>,
 }
@@ -151,6 +155,14 @@ pub enum ExecEffect {
     Load {
         executable: ExecutableId,
         fingerprint: Bytes,
+        gang: Option<Arc<GangPart>>,
+    },
+    /// Where these workers take the operands of collectives from now on.
+    Neighbours(Arc<GangPart>),
+    /// A run of several workers has failed or is given up: who waits for them in it waits no longer. A launch that was
+    /// handed over still ends by itself.
+    Abandon {
+        run: RunId,
     },
     Unload {
         executable: ExecutableId,
@@ -189,7 +201,7 @@ pub struct StartLaunch {
     pub arguments: Vec<StartArgument>,
     /// The parts of all arguments, one after the other.
     pub parts: Vec<Part>,
-    /// One new backing per output, with one shard per member.
+    /// One new backing per output, with one shard per member, those of other workers included.
     pub outputs: Vec<BackingKey>,
 }
 
@@ -199,6 +211,19 @@ pub struct StartArgument {
     pub end: u32,
     /// The storage may become an output's. Only set where the program can.
     pub donate: bool,
+}
+
+impl LoadedProgram {
+    /// Whether other workers have members, too.
+    pub fn spans_workers(&self) -> bool {
+        self.total as usize > self.devices.len()
+    }
+
+    /// All members are on this worker.
+    pub fn local(devices: Vec<u32>, form: Form, report: Arc<CompileReport>) -> LoadedProgram {
+        let total = u32::try_from(devices.len()).expect("fewer than 2^32 devices");
+        LoadedProgram { members: (0..total).collect(), total, devices, form, report }
+    }
 }
 
 impl StartLaunch {

@@ -10,7 +10,7 @@ use pw_types::{BufferId, ExecutableId, Launch, NodeOrder, RunId, Status};
 use smallvec::SmallVec;
 
 use crate::check::check_arguments;
-use crate::core::{ExecCore, finished};
+use crate::core::{ExecCore, abandon, finished};
 use crate::event::{BackingKey, ExecEffect, Form, LoadedProgram, Part, StartArgument, StartLaunch};
 use crate::node::{NodeKey, Work};
 use crate::program::{Executable, Loaded};
@@ -29,6 +29,7 @@ impl ExecCore {
         let Launch { order, executable, arguments, launch_id } = launch;
         if let Err(status) = self.usable(executable) {
             self.lost.add(order.run, status.clone());
+            fx.push(ExecEffect::Abandon { run: order.run });
             return finished(order.run, 0, Err(&status), fx);
         }
         let (program, outputs) = self.promise(order, executable);
@@ -38,19 +39,19 @@ impl ExecCore {
             for segment in &argument.segments {
                 match self.resolve(segment.buffer, segment.first, segment.count) {
                     Ok(part) => parts.push(part),
-                    Err(status) => return self.refuse(order, &outputs, status, fx),
+                    Err(status) => return self.refuse_launch(order, &program, &outputs, status, fx),
                 }
             }
             ends.push(u32::try_from(parts.len()).expect("fewer than 2^32 parts"));
         }
         for &part in &parts {
             if let Err(status) = self.table.inspect(part) {
-                return self.refuse(order, &outputs, status, fx);
+                return self.refuse_launch(order, &program, &outputs, status, fx);
             }
         }
         let loaded = loaded(&self.executables.entries, executable);
         if let Err(status) = check_arguments(&self.table, loaded, &parts, &ends) {
-            return self.refuse(order, &outputs, Arc::new(status), fx);
+            return self.refuse_launch(order, &program, &outputs, Arc::new(status), fx);
         }
         let brief = loaded.is_brief();
         let mut donate: SmallVec<[bool; 16]> = arguments.iter().zip(&loaded.donates).map(|(a, &can)| a.donate && can).collect();
@@ -75,6 +76,18 @@ impl ExecCore {
         self.enqueue(order, Arc::new(start), outputs);
     }
 
+    fn refuse_launch(
+        &mut self,
+        order: NodeOrder,
+        program: &LoadedProgram,
+        outputs: &[BackingKey],
+        status: Arc<Status>,
+        fx: &mut Vec<ExecEffect>,
+    ) {
+        abandon(order.run, program, fx);
+        self.refuse(order, outputs, status, fx);
+    }
+
     /// The executable is loaded and stays so.
     fn usable(&self, executable: ExecutableId) -> Result<(), Arc<Status>> {
         match self.executables.entries.get(&executable) {
@@ -91,7 +104,7 @@ impl ExecCore {
         let mut outputs = SmallVec::with_capacity(loaded.outputs.len());
         for (output, spec) in (0..).zip(&loaded.outputs) {
             let id = BufferId { run: order.run, output };
-            outputs.push(self.table.create(id, Specs::Same(spec.clone()), program.devices.iter().copied()));
+            outputs.push(self.table.create(id, Specs::Same(spec.clone()), loaded.shards.iter().copied()));
         }
         (program, outputs)
     }
@@ -293,7 +306,7 @@ impl ExecCore {
             start.argument(index).iter().for_each(|&part| self.table.gone(part));
         }
         for (&output, &bytes) in start.outputs.iter().zip(sizes.iter()) {
-            for shard in (0..).take(start.program.devices.len()) {
+            for &shard in &start.program.members {
                 self.table.fill(output, shard, bytes);
             }
         }

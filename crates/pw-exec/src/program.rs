@@ -7,7 +7,7 @@ use pw_types::{ExecutableId, RunId, Status, ValueSpec};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::event::LoadedProgram;
-use crate::table::Spec;
+use crate::table::{ELSEWHERE, Spec};
 
 /// How many runs without known outputs are remembered, so that what names their outputs fails with their status.
 const LOST_RUNS_MAX: usize = 4096;
@@ -24,6 +24,8 @@ pub(crate) struct Loaded {
     pub(crate) program: Arc<LoadedProgram>,
     pub(crate) parameters: Vec<Arc<Spec>>,
     pub(crate) outputs: Vec<Arc<Spec>>,
+    /// Device of every shard of an output.
+    pub(crate) shards: Vec<u32>,
     /// By parameter: the program can reuse its storage.
     pub(crate) donates: Vec<bool>,
     /// Unfinished launches.
@@ -43,7 +45,11 @@ impl Loaded {
                 *slot = true;
             }
         }
-        Loaded { program, parameters, outputs, donates, launches: 0, unload: false, times: Times::default() }
+        let mut shards = vec![ELSEWHERE; program.total as usize];
+        for (&member, &device) in program.members.iter().zip(&program.devices) {
+            shards[member as usize] = device;
+        }
+        Loaded { program, parameters, outputs, shards, donates, launches: 0, unload: false, times: Times::default() }
     }
 
     pub(crate) fn is_brief(&self) -> bool {

@@ -133,7 +133,7 @@ impl Shell {
 fn play(seed: u64) {
     let mut shell = Shell::new(seed);
     for (id, (devices, form)) in (0..).zip(PROGRAMS.iter().flat_map(|&p| FORMS.map(|f| (p, f)))) {
-        shell.event(ExecEvent::Command(Command::Load { executable: ExecutableId(id), fingerprint: bytes::Bytes::new() }));
+        shell.event(ExecEvent::Command(Command::Load { executable: ExecutableId(id), fingerprint: bytes::Bytes::new(), gang: None }));
         let donated: &[u32] = if id % 4 == 0 { &[0] } else { &[] };
         let loaded = if form == Form::Gang { program(devices, 1, 2, donated) } else { per_device(devices, 1, 2, donated) };
         shell.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(loaded) });

@@ -51,7 +51,7 @@ impl Script {
     }
 
     pub(crate) fn load(&mut self, id: u64, program: Arc<LoadedProgram>) {
-        self.command(Command::Load { executable: ExecutableId(id), fingerprint: Bytes::new() });
+        self.command(Command::Load { executable: ExecutableId(id), fingerprint: Bytes::new(), gang: None });
         self.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(program) });
     }
 
@@ -166,7 +166,7 @@ pub(crate) fn program(devices: &[u32], parameters: u32, outputs: u32, donated: &
         collectives: 0,
         host_callbacks: false,
     };
-    Arc::new(LoadedProgram { devices: devices.to_vec(), form: Form::Gang, report: Arc::new(report) })
+    Arc::new(LoadedProgram::local(devices.to_vec(), Form::Gang, Arc::new(report)))
 }
 
 /// The same, run by each device's own thread.
@@ -196,6 +196,8 @@ fn render(effect: &ExecEffect) -> String {
         ExecEffect::Drop { backing } => format!("drop b{}", backing.0),
         ExecEffect::DropUpload { buffer, .. } => format!("drop upload h{buffer}"),
         ExecEffect::Compile(c) => format!("compile e{}", c.executable),
+        ExecEffect::Neighbours(gang) => format!("neighbours {}", gang.others.len()),
+        ExecEffect::Abandon { run } => format!("abandon r{run}"),
         ExecEffect::Load { executable, .. } => format!("load e{executable}"),
         ExecEffect::Unload { executable } => format!("unload e{executable}"),
         ExecEffect::Describe { query, .. } => format!("describe {query}"),

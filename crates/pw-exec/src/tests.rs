@@ -333,7 +333,7 @@ fn arguments_are_checked_before_anything_runs() {
 #[test]
 fn commands_wait_behind_a_program_that_is_being_loaded() {
     let mut s = Script::new(1);
-    let load = Command::Load { executable: ExecutableId(1), fingerprint: Bytes::new() };
+    let load = Command::Load { executable: ExecutableId(1), fingerprint: Bytes::new(), gang: None };
     assert_eq!(s.command(load.clone()), ["load e1"]);
     assert_eq!(s.launch(11, 1, 1, &[]), NOTHING);
     assert_eq!(s.free(11), NOTHING);
@@ -347,7 +347,7 @@ fn commands_wait_behind_a_program_that_is_being_loaded() {
 #[test]
 fn a_failed_load_poisons_what_depends_on_it() {
     let mut s = Script::new(1);
-    s.command(Command::Load { executable: ExecutableId(1), fingerprint: Bytes::new() });
+    s.command(Command::Load { executable: ExecutableId(1), fingerprint: Bytes::new(), gang: None });
     s.program(2, &[0], 1, 1, &[]);
     s.launch(11, 1, 1, &[]);
     s.launch(12, 2, 1, &[11]);

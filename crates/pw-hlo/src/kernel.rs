@@ -20,7 +20,8 @@ mod parts;
 const BLOCK: usize = 32 << 10;
 
 /// Performs a collective for one of its groups. `operands[rank][array]` and `results[rank][array]` are the memory of
-/// each rank, in the order of the group. Fails, and writes nothing, if their sizes are not those of
+/// each rank, in the order of the group. A rank without results is somebody else's to serve; one without operands must
+/// not be needed for the results that are here. Fails, and writes nothing, if their sizes are not those of
 /// [`Collective::sizes`].
 pub fn perform(collective: &Collective, group: &[u32], operands: &[Vec<&[u8]>], results: &mut [Vec<&mut [u8]>]) -> Result<()> {
     check(collective, group, operands, results)?;
@@ -29,35 +30,51 @@ pub fn perform(collective: &Collective, group: &[u32], operands: &[Vec<&[u8]>], 
         let operand = |rank: usize| operands[rank][at];
         match &collective.op {
             Op::AllReduce(reduce) => {
-                let (first, others) = results.split_first_mut().expect("a group has members");
+                let mut here = results.iter_mut().filter(|r| !r.is_empty());
+                let Some(first) = here.next() else { continue };
+                let mut others: Vec<_> = here.collect();
                 let others =
                     |range: Range<usize>, value: &[u8]| others.iter_mut().for_each(|r| r[at][range.clone()].copy_from_slice(value));
                 reduce_to_all(known(combiner(*reduce, array.element)), group.len(), operand, first[at], others);
             }
-            Op::AllGather => results.iter_mut().for_each(|result| gather(chunk, group.len(), operand, result[at])),
+            Op::AllGather => here(results).for_each(|(_, result)| gather(chunk, group.len(), operand, result[at])),
             Op::ReduceScatter(reduce) => {
                 let combine = known(combiner(*reduce, array.element));
-                results.iter_mut().enumerate().for_each(|(to, result)| scatter(combine, chunk, group.len(), to, operand, result[at]));
+                here(results).for_each(|(to, result)| scatter(combine, chunk, group.len(), to, operand, result[at]));
             }
             Op::AllToAll { tuple: false } => {
-                results.iter_mut().enumerate().for_each(|(to, result)| exchange(chunk, group.len(), to, operand, result[at]));
+                here(results).for_each(|(to, result)| exchange(chunk, group.len(), to, operand, result[at]));
             }
             // Array `at` of a result is what rank `at` has for it.
             Op::AllToAll { tuple: true } => {
-                results.iter_mut().enumerate().for_each(|(to, result)| result[at].copy_from_slice(operands[at][to]));
+                here(results).for_each(|(to, result)| result[at].copy_from_slice(operands[at][to]));
             }
             Op::Permute(pairs) => {
-                for (to, result) in results.iter_mut().enumerate() {
+                for (to, result) in here(results) {
                     match source(pairs, group, to) {
                         Some(from) => result[at].copy_from_slice(operand(from)),
                         None => result[at].fill(0),
                     }
                 }
             }
-            Op::Broadcast => results.iter_mut().for_each(|result| result[at].copy_from_slice(operand(0))),
+            Op::Broadcast => here(results).for_each(|(_, result)| result[at].copy_from_slice(operand(0))),
         }
     }
     Ok(())
+}
+
+/// The results that are here, by rank.
+fn here<'r, 'm>(results: &'r mut [Vec<&'m mut [u8]>]) -> impl Iterator<Item = (usize, &'r mut Vec<&'m mut [u8]>)> {
+    results.iter_mut().enumerate().filter(|(_, r)| !r.is_empty())
+}
+
+/// The ranks whose operands the results of the rank `to` are made of.
+pub fn needs(collective: &Collective, group: &[u32], to: usize) -> Vec<usize> {
+    match &collective.op {
+        Op::Permute(pairs) => source(pairs, group, to).into_iter().collect(),
+        Op::Broadcast => vec![0],
+        _ => (0..group.len()).collect(),
+    }
 }
 
 /// A combiner of a checked collective.
@@ -134,14 +151,20 @@ fn check(collective: &Collective, group: &[u32], operands: &[Vec<&[u8]>], result
         return mismatch(format!("{} operands and {} results for {ranks} ranks", operands.len(), results.len()));
     }
     check_op(collective, group)?;
-    for (rank, (operands, results)) in operands.iter().zip(results).enumerate() {
-        if (operands.len(), results.len()) != (arrays, arrays) {
-            return mismatch(format!("rank {rank} has {} operands and {} results for {arrays}", operands.len(), results.len()));
+    for (rank, (given, made)) in operands.iter().zip(results).enumerate() {
+        if ![0, arrays].contains(&given.len()) || ![0, arrays].contains(&made.len()) {
+            return mismatch(format!("rank {rank} has {} operands and {} results for {arrays}", given.len(), made.len()));
+        }
+        if !made.is_empty()
+            && let Some(missing) = needs(collective, group, rank).into_iter().find(|&from| operands[from].is_empty())
+        {
+            return mismatch(format!("rank {rank} needs the operands of rank {missing}, which are not here"));
         }
         for (at, array) in collective.arrays.iter().enumerate() {
-            let sizes = (operands[at].len(), results[at].len());
+            let sizes = (given.get(at).map(|o| o.len()), made.get(at).map(|r| r.len()));
+            let fits = |(operand, result)| sizes.0.is_none_or(|n| n == operand) && sizes.1.is_none_or(|n| n == result);
             match collective.sizes(array, ranks) {
-                Some(expected) if expected == sizes => {}
+                Some(expected) if fits(expected) => {}
                 expected => return mismatch(format!("array {at} of rank {rank} has {sizes:?} bytes, not {expected:?}")),
             }
         }

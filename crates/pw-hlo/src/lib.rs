@@ -16,7 +16,7 @@
 pub use crate::collective::{Array, Collective, Element, Op, Reduce};
 pub use crate::cost::{Cost, cost};
 pub use crate::error::HloError;
-pub use crate::kernel::{Part, parts, perform};
+pub use crate::kernel::{Part, needs, parts, perform};
 pub use crate::print::print;
 pub use crate::rewrite::{Rewritten, rewrite};
 

@@ -8,6 +8,7 @@
 pub mod control;
 pub mod data;
 mod error;
+pub mod gang;
 mod magic;
 mod sequence;
 

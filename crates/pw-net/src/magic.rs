@@ -2,6 +2,8 @@
 //! answer, so that both sides learn of a difference before anything else is sent. A stray client of another protocol
 //! is not answered at all.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -22,6 +24,7 @@ pub(crate) struct Magic {
 }
 
 pub(crate) const CONTROL: Magic = Magic { stream: "control stream", tag: *b"PWCTRL", version: 1 };
+pub(crate) const GANG: Magic = Magic { stream: "gang stream", tag: *b"PWGANG", version: 1 };
 pub(crate) const DATA: Magic = Magic { stream: "data plane", tag: *b"PWDATA", version: 1 };
 
 impl Magic {
@@ -54,6 +57,40 @@ impl Magic {
         Ok(tcp)
     }
 
+    /// As [`Magic::dial`], on a socket that blocks; the read and write timeouts of a greeting are still set.
+    pub(crate) fn dial_blocking(&self, address: &str) -> Result<std::net::TcpStream, NetError> {
+        let connect = |source| NetError::Connect { peer: address.to_owned(), source };
+        let failed = |source| NetError::Io { peer: address.to_owned(), what: "greet", source };
+        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(connect)?.collect();
+        let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+        for address in addresses {
+            match std::net::TcpStream::connect_timeout(&address, GREETING) {
+                Ok(mut tcp) => {
+                    prepare_blocking(&tcp).map_err(failed)?;
+                    tcp.write_all(&self.bytes()).map_err(failed)?;
+                    let mut theirs = [0; LENGTH];
+                    tcp.read_exact(&mut theirs).map_err(failed)?;
+                    self.check(&address.to_string(), theirs)?;
+                    return Ok(tcp);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(connect(last))
+    }
+
+    /// As [`Magic::accept`], on a socket that blocks.
+    pub(crate) fn accept_blocking(&self, tcp: &mut std::net::TcpStream, peer: &str) -> Result<(), NetError> {
+        let failed = |source| NetError::Io { peer: peer.to_owned(), what: "read the greeting of", source };
+        prepare_blocking(tcp).map_err(failed)?;
+        let mut theirs = [0; LENGTH];
+        tcp.read_exact(&mut theirs).map_err(failed)?;
+        if theirs.starts_with(b"PW") {
+            tcp.write_all(&self.bytes()).map_err(failed)?;
+        }
+        self.check(peer, theirs)
+    }
+
     /// Greets whoever has connected.
     pub(crate) async fn accept(&self, tcp: &mut TcpStream, peer: &str) -> Result<(), NetError> {
         prepare(tcp);
@@ -73,9 +110,26 @@ pub(crate) async fn within<F: Future>(peer: &str, what: &'static str, step: F) -
 
 /// No delay, and notice a peer whose machine is gone. An old kernel that refuses is no reason to fail.
 fn prepare(tcp: &TcpStream) {
-    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
     let socket = SockRef::from(tcp);
-    for result in [tcp.set_nodelay(true), socket.set_tcp_keepalive(&keepalive)] {
+    keep_alive(&socket);
+}
+
+/// The same; steps of the greeting are bounded until the timeouts are taken away.
+fn prepare_blocking(tcp: &std::net::TcpStream) -> std::io::Result<()> {
+    keep_alive(&SockRef::from(tcp));
+    tcp.set_read_timeout(Some(GREETING))?;
+    tcp.set_write_timeout(Some(GREETING))
+}
+
+/// Compares without telling by its time how much was right.
+pub(crate) fn same_secret(ours: &[u8], theirs: &[u8]) -> bool {
+    let difference = ours.iter().zip(theirs).fold(0, |all, (a, b)| all | (a ^ b));
+    ours.len() == theirs.len() && difference == 0
+}
+
+fn keep_alive(socket: &SockRef<'_>) {
+    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
+    for result in [socket.set_tcp_nodelay(true), socket.set_tcp_keepalive(&keepalive)] {
         if let Err(error) = result {
             tracing::debug!(%error, "cannot set a socket option");
         }

@@ -233,7 +233,7 @@ impl Client {
     fn compile(&mut self, op: OpId, rng: &mut Rng) -> Request {
         let program = rng.index(self.programs.len());
         let count = self.programs[program].devices as usize;
-        let mut devices = if rng.per_mille(50) { self.any_devices(count, rng) } else { self.local_devices(count, rng) };
+        let mut devices = self.local_devices(count, rng);
         if rng.per_mille(20) && devices.len() == count {
             devices.push(VirtualDeviceId(0));
         }

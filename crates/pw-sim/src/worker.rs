@@ -276,7 +276,7 @@ impl Worker {
                 self.load(executable, around);
                 Ok(())
             }
-            ExecEffect::Unload { .. } => Ok(()),
+            ExecEffect::Unload { .. } | ExecEffect::Neighbours(_) | ExecEffect::Abandon { .. } => Ok(()),
             ExecEffect::Describe { query, question, .. } => {
                 let answer = match question {
                     Question::Text => Description::Text("HloModule".to_owned()),
@@ -644,7 +644,7 @@ impl Worker {
         } else {
             // Both forms are there, by program.
             let form = if index % 2 == 0 { Form::PerDevice } else { Form::Gang };
-            Ok(Arc::new(LoadedProgram { devices, form, report: Arc::new(program.report()) }))
+            Ok(Arc::new(LoadedProgram::local(devices, form, Arc::new(program.report()))))
         };
         let event = ExecEvent::Loaded { executable, result };
         around.notes.push((around.rng.between(10_000, 1_000_000), Note::Event(event)));

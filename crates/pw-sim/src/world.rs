@@ -412,6 +412,7 @@ impl World {
             platform_name: "fake".to_owned(),
             platform_version: "1".to_owned(),
             data_address: data_address(slot as u32, incarnation),
+            gang_address: String::new(),
             island: 0,
             devices: vec![device; self.devices],
             test_targets: Vec::new(),

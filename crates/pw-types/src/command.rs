@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, Question, RunId, SessionId, ShardId, Status};
+use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, HostSlot, Question, RunId, SessionId, ShardId, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
@@ -13,6 +13,8 @@ pub enum Command {
     Load {
         executable: ExecutableId,
         fingerprint: Bytes,
+        /// For a program over several workers.
+        gang: Option<GangPart>,
     },
     /// Forget a loaded program once its last launch is done.
     Unload {
@@ -52,10 +54,39 @@ pub struct CompileCommand {
     pub executable: ExecutableId,
     pub program: Bytes,
     pub options: Bytes,
-    /// Execution order: for each replica, for each partition.
+    /// Execution order: for each replica, for each partition. Empty for a program over several workers, which is
+    /// compiled for members, not for devices.
     pub devices: Vec<u32>,
     pub replicas: u32,
     pub partitions: u32,
+}
+
+/// One worker's part of a program over several.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GangPart {
+    /// Members in all.
+    pub members: u32,
+    /// Those of this worker, in ascending order.
+    pub here: Vec<GangMember>,
+    /// The other workers.
+    pub others: Vec<GangPeer>,
+}
+
+/// A member of a program, and the device of this worker that it runs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GangMember {
+    pub member: u32,
+    pub device: u32,
+}
+
+/// Another worker of a gang.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GangPeer {
+    pub slot: HostSlot,
+    /// Where it takes the operands of collectives, `HOST:PORT`.
+    pub address: String,
+    /// Its members, in ascending order.
+    pub members: Vec<u32>,
 }
 
 /// Order of a command that is a node of the graph.
@@ -68,7 +99,7 @@ pub struct NodeOrder {
     pub session: SessionId,
 }
 
-/// One sharded computation on the local devices of the executable.
+/// One sharded computation, as far as it runs on this worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
     pub order: NodeOrder,
@@ -77,7 +108,7 @@ pub struct Launch {
     pub launch_id: i32,
 }
 
-/// One argument: its shards in the executable's device order.
+/// One argument: the shards of this worker's members, in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Argument {
     pub segments: Vec<Segment>,

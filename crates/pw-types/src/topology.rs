@@ -15,6 +15,8 @@ pub struct WorkerInfo {
     pub platform_version: String,
     /// Where the data plane listens, `HOST:PORT`.
     pub data_address: String,
+    /// Where it takes the operands of collectives from other workers, `HOST:PORT`.
+    pub gang_address: String,
     /// Devices joined by a fast interconnect share an island.
     pub island: u32,
     /// In index order.

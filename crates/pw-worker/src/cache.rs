@@ -16,7 +16,7 @@ use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
 /// Part of every key: another number wherever the meaning of an entry changes.
-const FORMAT: &[u8] = b"pathways compiled program 3";
+const FORMAT: &[u8] = b"pathways compiled program 4";
 
 const DIGEST: usize = 32;
 
@@ -43,9 +43,10 @@ impl Cache {
     }
 
     /// The key of a program with options that have been cleaned.
-    pub(crate) fn key(&self, program: &[u8], options: &[u8]) -> Key {
+    pub(crate) fn key(&self, program: &[u8], options: &[u8], gang: bool) -> Key {
         let mut hash = Sha256::new();
-        for part in [&self.base[..], program, options] {
+        let form: &[u8] = if gang { b"for members of a gang" } else { b"" };
+        for part in [&self.base[..], program, options, form] {
             add(&mut hash, part);
         }
         Bytes::copy_from_slice(&hash.finalize())

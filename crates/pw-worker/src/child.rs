@@ -1,6 +1,8 @@
 //! The compile child: the same plugin in a process that may die. It compiles, asks the result everything that is ever
 //! wanted of it, and puts both into the cache.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
@@ -53,6 +55,10 @@ pub fn compile_only(config: CompileOnlyConfig) -> Result<(), WorkerError> {
     Ok(())
 }
 
+fn client_options(devices: Option<u32>) -> ClientOptions {
+    ClientOptions { device_count: devices.map(i64::from), asynchronous: Some(false), process_id: None }
+}
+
 /// The plugin with its targets, a client of it, and the names of the targets.
 pub(crate) fn open_plugin(
     plugin: &std::path::Path,
@@ -62,8 +68,7 @@ pub(crate) fn open_plugin(
 ) -> Result<(Client, String), WorkerError> {
     let failed = |error| WorkerError::Plugin { path: plugin.to_owned(), status: convert::status(error) };
     let loaded = Plugin::load(plugin).map_err(failed)?;
-    let options = ClientOptions { device_count: devices.map(i64::from), asynchronous: Some(false), process_id: None };
-    let client = loaded.create_client(&options).map_err(failed)?;
+    let client = loaded.create_client(&client_options(devices)).map_err(failed)?;
     if let Err(error) = per_device::register(loaded) {
         tracing::warn!(%error, "programs of several devices run in the plugin's own form only");
     }
@@ -85,6 +90,8 @@ pub(crate) fn open_plugin(
 
 struct Compiler {
     client: Client,
+    /// Clients for programs of gangs, by number of members.
+    gangs: RefCell<BTreeMap<u32, Client>>,
     cache: Cache,
     test_targets: bool,
 }
@@ -94,16 +101,25 @@ impl Compiler {
         let (client, targets) = open_plugin(&config.plugin, config.devices, config.test_targets, &config.lapack)?;
         let cache = Cache::open(&config.cache_dir, &config.plugin, &targets)
             .map_err(|source| WorkerError::Cache { path: config.cache_dir.clone(), source })?;
-        Ok(Compiler { client, cache, test_targets: config.test_targets })
+        Ok(Compiler { client, gangs: RefCell::default(), cache, test_targets: config.test_targets })
     }
 
     fn compile(&self, request: &CompileChildRequest) -> Result<CompiledProgram, Status> {
-        let compiled = self.client.compile(&request.program, "mlir", &request.options);
+        let gang = request.devices.is_empty();
+        let client = if gang { self.gang_client(request.partitions)? } else { self.client.clone() };
+        let compiled = client.compile(&request.program, "mlir", &request.options);
         let executable = compiled.map_err(|error| targets::explain(convert::status(error), self.test_targets))?;
         let meta = executable.meta().map_err(convert::status)?;
         targets::check(&meta.custom_call_targets, self.test_targets)?;
-        let key = self.cache.key(&request.program, &request.options);
-        let member = self.member(&executable, &meta, request);
+        let key = self.cache.key(&request.program, &request.options, gang);
+        let member = match self.member(&client, &executable, &meta, request) {
+            Err(why) if gang => {
+                let text = format!("{} cannot run on several workers: {why}; keep it on the devices of one", meta.name);
+                return Err(Status::unimplemented(text));
+            }
+            // Without it the plugin's own form is used.
+            made => made.ok(),
+        };
         let report = CompileReport { fingerprint: key.clone(), ..convert::report(meta) };
         let program = executable.serialize().map_err(convert::status)?;
         let stored = self.cache.store(&key, &program, member.as_deref(), &report);
@@ -111,24 +127,53 @@ impl Compiler {
         Ok(CompiledProgram { report, blob: hex(&key) })
     }
 
-    /// The form for one device at a time, in which CPU devices run what several of them share. Without it the plugin's
-    /// own form is used, so whatever goes wrong means that there is none.
-    fn member(&self, executable: &LoadedExecutable, meta: &ExecMeta, request: &CompileChildRequest) -> Option<Vec<u8>> {
-        let default = &self.client.devices().first()?.default_memory_kind;
-        let plain = meta.params.iter().chain(&meta.outputs).all(|a| a.memory_kind == *default);
-        let cpu = self.client.platform_name() == "cpu";
-        if !cpu || !per_device::is_possible() || meta.num_partitions < 2 || meta.num_replicas != 1 || !plain {
-            return None;
+    /// A client of as many devices as a gang has members.
+    fn gang_client(&self, members: u32) -> Result<Client, Status> {
+        if let Some(client) = self.gangs.borrow().get(&members) {
+            return Ok(client.clone());
         }
-        let hlo = executable.optimized_hlo().ok()?;
-        if !meta.has_collectives() && hlo.len() > INDEPENDENT_HLO_BYTES_MAX {
-            return None;
+        let platform = self.client.platform_name();
+        if platform != "cpu" {
+            return Err(Status::unimplemented(format!("programs over several workers of platform {platform} are not built yet")));
+        }
+        let client = self.client.plugin().create_client(&client_options(Some(members))).map_err(convert::status)?;
+        if let Some(odd) = (0..).zip(client.devices()).find(|(i, device)| device.id != *i) {
+            return Err(Status::internal(format!("device {} of a client for compiling has id {}", odd.0, odd.1.id)));
+        }
+        self.gangs.borrow_mut().insert(members, client.clone());
+        Ok(client)
+    }
+
+    /// The form for one device at a time, in which CPU devices run what several of them share; or why there is none.
+    fn member(
+        &self,
+        client: &Client,
+        executable: &LoadedExecutable,
+        meta: &ExecMeta,
+        request: &CompileChildRequest,
+    ) -> Result<Vec<u8>, String> {
+        let default = client.devices().first().map(|d| d.default_memory_kind.clone()).unwrap_or_default();
+        let plain = meta.params.iter().chain(&meta.outputs).all(|a| a.memory_kind == default);
+        let cpu = self.client.platform_name() == "cpu";
+        let refused = [
+            (!cpu, "only CPU devices take such programs"),
+            (!per_device::is_possible(), "the plugin has no FFI extension"),
+            (meta.num_partitions < 2, "it has one partition"),
+            (meta.num_replicas != 1, "it has replicas"),
+            (!plain, "some of its values are not in device memory"),
+        ];
+        if let Some((_, why)) = refused.iter().find(|(refused, _)| *refused) {
+            return Err((*why).to_owned());
+        }
+        let hlo = executable.optimized_hlo().map_err(|error| error.to_string())?;
+        if !request.devices.is_empty() && !meta.has_collectives() && hlo.len() > INDEPENDENT_HLO_BYTES_MAX {
+            return Err("its devices do not depend on one another".to_owned());
         }
         let made = pw_hlo::rewrite(&hlo, 1, request.partitions).map_err(|error| error.to_string()).and_then(|rewritten| {
             let member = self.client.compile_backend(&rewritten.module).and_then(|member| member.serialize());
             let executable = member.map_err(|error| error.to_string())?;
             Ok(MemberProgram { devices: request.devices.clone(), collectives: rewritten.collectives, executable }.encode())
         });
-        made.inspect_err(|error| tracing::warn!(%error, program = %meta.name, "no form for one device at a time")).ok()
+        made.inspect_err(|error| tracing::warn!(%error, program = %meta.name, "no form for one device at a time"))
     }
 }

@@ -117,10 +117,15 @@ enum Found {
 
 impl Compiler {
     fn look_up(&self, job: CompileCommand) -> Result<Found, Status> {
-        let ids: Option<Vec<i32>> = job.devices.iter().map(|&d| self.device_ids.get(d as usize).copied()).collect();
+        let ids: Option<Vec<i32>> = match &job.devices[..] {
+            // For members of a gang: the child makes a client of so many devices, which it numbers from 0.
+            [] => Some((0..).take(job.partitions as usize).collect()),
+            devices => devices.iter().map(|&d| self.device_ids.get(d as usize).copied()).collect(),
+        };
         let known = || Status::internal(format!("devices {:?} of a worker with {}", job.devices, self.device_ids.len()));
         let options = options::clean(&job.options, &ids.ok_or_else(known)?, job.replicas, job.partitions)?;
-        let key = self.cache.key(&job.program, &options);
+        let gang = job.devices.is_empty();
+        let key = self.cache.key(&job.program, &options, gang);
         if let Some(report) = self.cache.report(&key) {
             return Ok(Found::Report(report));
         }

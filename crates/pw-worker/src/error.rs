@@ -17,6 +17,8 @@ pub enum WorkerError {
     Cache { path: PathBuf, source: io::Error },
     #[error("cannot listen for the data plane on {address}")]
     Listen { address: SocketAddr, source: io::Error },
+    #[error("cannot listen for other workers on {address}")]
+    ListenGang { address: SocketAddr, source: NetError },
     #[error("worker cannot reach controller at {address}")]
     Unreachable { address: String, source: NetError },
     #[error("the controller at {address} refused this worker: {}", status.message)]

@@ -7,6 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use pw_exec::{BackingKey, ExecCore, ExecEffect, ExecEvent, StartLaunch, StartRead, StartWrite};
+use pw_net::gang::GangNet;
 use pw_pjrt::AlignedBlock;
 use pw_types::{Command, CompileCommand, DType, Dims, ExecutableId, Handle, Report, SessionId, Status};
 use rustc_hash::FxHashMap;
@@ -67,6 +68,7 @@ pub(crate) struct Outlets {
     pub(crate) clock: Arc<Clock>,
     pub(crate) transfers: Transfers,
     pub(crate) peers: Peers,
+    pub(crate) gang: GangNet,
     pub(crate) uploads: Sender<TransferJob>,
     pub(crate) copies: Sender<TransferJob>,
     pub(crate) compiles: Sender<CompileCommand>,
@@ -186,8 +188,10 @@ impl Exec {
             ExecEffect::Drop { backing } => self.forget(backing),
             ExecEffect::DropUpload { session, buffer } => drop(self.blocks.remove(&(session, buffer))),
             ExecEffect::Compile(command) => self.send("compile", |o| o.compiles.send(command).is_ok()),
-            ExecEffect::Load { executable, fingerprint } => {
-                self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint }).is_ok());
+            ExecEffect::Neighbours(gang) => gang.others.iter().for_each(|peer| self.outlets.gang.neighbour(peer.slot, &peer.address)),
+            ExecEffect::Abandon { run } => self.outlets.gang.abandon(run.0),
+            ExecEffect::Load { executable, fingerprint, gang } => {
+                self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint, gang }).is_ok());
             }
             ExecEffect::Unload { executable } => {
                 if let Some(program) = self.programs.remove(&executable) {
@@ -223,8 +227,8 @@ impl Exec {
             return self.die(format!("executable {} is launched but not here", start.executable));
         };
         let sources = start.parts.iter().map(|part| self.store.get(part.backing)).collect();
-        let members = start.program.devices.len();
-        let outputs = start.outputs.iter().map(|&key| self.store.create(key, members)).collect();
+        let shards = start.program.total as usize;
+        let outputs = start.outputs.iter().map(|&key| self.store.create(key, shards)).collect();
         // Threads less to wake. They have nothing, so nobody else is on these devices.
         let idle = start.threads().iter().all(|&thread| self.outstanding[thread as usize] == 0);
         let at_once = idle && start.brief && !self.brief_left.is_zero();

@@ -82,8 +82,9 @@ impl LaunchJob {
                 self.program.sizes.get_or_init(|| sizes)
             }
         };
+        let shard = self.start.program.members[member] as usize;
         for ((stored, buffer), &bytes) in self.outputs.iter().zip(outputs).zip(sizes.iter()) {
-            stored.fill(member, buffer, bytes);
+            stored.fill(shard, buffer, bytes);
         }
         Ok(())
     }
@@ -180,8 +181,9 @@ fn part(job: &LaunchJob, program: &PerDevice, member: usize, device: u32) {
         let _ = job.failed.set(job.status(error));
     }
     if let (Err(_), Some(status)) = (&result, job.failed.get()) {
+        let shard = job.start.program.members[member] as usize;
         // The next launch on this device looks here before this one has ended elsewhere.
-        job.outputs.iter().for_each(|output| output.poison_shard(member, status));
+        job.outputs.iter().for_each(|output| output.poison_shard(shard, status));
     }
 }
 

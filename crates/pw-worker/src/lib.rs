@@ -28,6 +28,7 @@ mod sink;
 mod store;
 mod stream;
 mod targets;
+mod team;
 mod transfer;
 mod wire;
 mod worker;

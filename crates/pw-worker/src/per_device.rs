@@ -14,6 +14,7 @@ use pw_pjrt::{
 use pw_types::{RunId, SessionId};
 
 use crate::host_callback::{Callbacks, Caller};
+use crate::team::Team;
 
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
@@ -23,7 +24,7 @@ const HEADER: &str = "pathways per-device program 1";
 /// What the compile process leaves in the cache.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct MemberProgram {
-    /// Local device indices in execution order.
+    /// Local device indices in execution order; none where the program is for members of a gang.
     pub(crate) devices: Vec<u32>,
     /// By key.
     pub(crate) collectives: Vec<Collective>,
@@ -54,7 +55,7 @@ impl MemberProgram {
         if lines.next() != Some(HEADER) {
             return None;
         }
-        let devices = lines.next()?.split(' ').map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>()?;
+        let devices = lines.next()?.split(' ').filter(|d| !d.is_empty()).map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>()?;
         let collectives = lines.map(|line| Collective::parse(line).ok()).collect::<Option<Vec<_>>>()?;
         Some(MemberProgram { devices, collectives, executable: bytes[end + 2..].to_vec() })
     }
@@ -64,11 +65,15 @@ impl MemberProgram {
 struct Meetings {
     rendezvous: Rendezvous,
     collectives: Vec<Collective>,
+    /// Where other workers have members.
+    team: Option<Team>,
 }
 
 /// What the calls of one member find behind their context.
 struct Seat {
     member: u32,
+    /// Its place among the members of this worker.
+    local: u32,
     /// The run that the member is in. A device runs one after the other.
     run: AtomicU64,
     meetings: Arc<Meetings>,
@@ -104,30 +109,35 @@ pub(crate) struct PerDevice {
 }
 
 impl PerDevice {
-    /// `callbacks` for programs that have some.
+    /// For these of `total` members, the others being with the `team`; `callbacks` for programs that have some.
     pub(crate) fn new(
         executable: LoadedExecutable,
-        members: usize,
+        (members, total): (&[u32], u32),
         collectives: Vec<Collective>,
         callbacks: Option<&Callbacks>,
+        team: Option<Team>,
     ) -> Result<PerDevice, PjrtError> {
         let seat_type = *SEAT.get().ok_or_else(|| PjrtError::unimplemented("the plugin has no FFI extension"))?;
-        let groups: Vec<Vec<Vec<u32>>> = collectives.iter().map(|c| c.groups.clone()).collect();
-        if let Some(&member) = groups.iter().flatten().flatten().find(|&&m| m as usize >= members) {
-            return Err(PjrtError::internal(format!("a collective names member {member} of {members}")));
+        if let Some(&member) = collectives.iter().flat_map(|c| &c.groups).flatten().find(|&&m| m >= total) {
+            return Err(PjrtError::internal(format!("a collective names member {member} of {total}")));
         }
-        let meetings = Arc::new(Meetings { rendezvous: Rendezvous::new(members, &groups), collectives });
+        // Those who are here meet here; who comes last sees to the others.
+        let place = |member: &u32| members.iter().position(|m| m == member).and_then(|at| u32::try_from(at).ok());
+        let local = |group: &Vec<u32>| group.iter().filter_map(place).collect::<Vec<u32>>();
+        let groups: Vec<Vec<Vec<u32>>> =
+            collectives.iter().map(|c| c.groups.iter().map(local).filter(|group| !group.is_empty()).collect()).collect();
+        let meetings = Arc::new(Meetings { rendezvous: Rendezvous::new(members.len(), &groups), collectives, team });
         let plugin = executable.client().plugin();
-        let seat = |member| {
+        let seat = |(local, &member)| {
             let caller = callbacks.map(Caller::new);
-            let seat = Arc::new(Seat { member, run: AtomicU64::new(0), meetings: meetings.clone(), caller });
+            let seat = Arc::new(Seat { member, local, run: AtomicU64::new(0), meetings: meetings.clone(), caller });
             let mut values: Vec<(FfiType, Arc<dyn Any + Send + Sync>)> = vec![(seat_type, seat.clone())];
             if let Some(caller) = &seat.caller {
                 values.push(caller.value()?);
             }
             Ok((seat, ExecuteContext::new(plugin, values)?))
         };
-        let seats = (0..).take(members).map(seat).collect::<Result<_, PjrtError>>()?;
+        let seats = (0..).zip(members).map(seat).collect::<Result<_, PjrtError>>()?;
         Ok(PerDevice { executable, seats, meetings })
     }
 
@@ -163,7 +173,7 @@ impl PerDevice {
         if !self.meets() {
             return result;
         }
-        self.meetings.rendezvous.leave(run, self.seats[member].0.member, result)
+        self.meetings.rendezvous.leave(run, self.seats[member].0.local, result)
     }
 }
 
@@ -182,10 +192,13 @@ impl Handler for Meet {
     fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
         let seat = seat(frame)?;
         let key = usize::try_from(frame.attribute_i64("key")?).unwrap_or(usize::MAX);
-        let Meetings { rendezvous, collectives } = &*seat.meetings;
+        let Meetings { rendezvous, collectives, team } = &*seat.meetings;
         let collective = collectives.get(key).ok_or_else(|| PjrtError::internal(format!("the program has no collective {key}")))?;
         let run = seat.run.load(Ordering::Acquire);
-        rendezvous.meet(run, seat.member, key, &mut frame.lane()?, |lanes| work(collective, seat.member, lanes))
+        rendezvous.meet(run, seat.local, key, &mut frame.lane()?, |lanes| match team {
+            Some(team) => work_together(team, (run, key), collective, seat.member, lanes),
+            None => work(collective, seat.member, lanes),
+        })
     }
 }
 
@@ -195,14 +208,70 @@ const SHARED_OUT_BYTES: usize = 1 << 20;
 /// What a thread takes at a time.
 const PART_BYTES: usize = 256 << 10;
 
+fn group_of(collective: &Collective, member: u32) -> Result<&[u32], FfiError> {
+    let group = collective.place(member).map(|(group, _)| group);
+    group.ok_or_else(|| PjrtError::internal(format!("member {member} is in no group")))
+}
+
 /// Does a collective for a whole group. The members wait meanwhile, so their cores are free.
 fn work(collective: &Collective, member: u32, lanes: &mut [&mut Lane<'_>]) -> Result<(), FfiError> {
-    let failed = |error: pw_hlo::HloError| PjrtError::internal(error.to_string());
-    let group = collective.place(member).map(|(group, _)| group);
-    let group = group.ok_or_else(|| PjrtError::internal(format!("member {member} is in no group")))?;
+    let group = group_of(collective, member)?;
     let operands: Vec<Vec<&[u8]>> = lanes.iter().map(|lane| lane.args.clone()).collect();
-    let mut results: Vec<Vec<&mut [u8]>> =
-        lanes.iter_mut().map(|lane| lane.results.iter_mut().map(|result| &mut **result).collect()).collect();
+    let results: Vec<Vec<&mut [u8]>> = lanes.iter_mut().map(|lane| borrow(lane)).collect();
+    perform(collective, group, operands, results)
+}
+
+/// Does the part of a collective that is for the members of this worker.
+fn work_together(
+    team: &Team,
+    (run, key): (u64, usize),
+    collective: &Collective,
+    member: u32,
+    lanes: &mut [&mut Lane<'_>],
+) -> Result<(), FfiError> {
+    let group = group_of(collective, member)?;
+    if !team.crosses(group) {
+        return work(collective, member, lanes);
+    }
+    // In the order of the group, as the members of a meeting are.
+    let mut lent = lanes.iter_mut();
+    let mut by_rank: Vec<Option<&mut &mut Lane<'_>>> =
+        group.iter().map(|&member| if team.is_elsewhere(member) { None } else { lent.next() }).collect();
+    let here: Vec<Vec<&[u8]>> = by_rank.iter().map(|lane| lane.as_ref().map(|lane| lane.args.clone()).unwrap_or_default()).collect();
+    let key = u32::try_from(key).map_err(|_| PjrtError::internal("too many collectives"))?;
+    let received = team.exchange(run, key, collective, group, &here)?;
+    let sizes: Vec<usize> = collective.arrays.iter().filter_map(|a| collective.sizes(a, group.len())).map(|(operand, _)| operand).collect();
+    let operands = here.into_iter().enumerate().map(|(rank, here)| match received.get(&rank) {
+        Some(bytes) => cut(bytes, &sizes),
+        None => here,
+    });
+    let operands: Vec<Vec<&[u8]>> = operands.collect();
+    let results = by_rank.iter_mut().map(|lane| lane.as_mut().map(|lane| borrow(lane)).unwrap_or_default()).collect();
+    perform(collective, group, operands, results)
+}
+
+/// The arrays of one rank, which lie one behind the other.
+fn cut<'b>(mut bytes: &'b [u8], sizes: &[usize]) -> Vec<&'b [u8]> {
+    let one = |&size: &usize| {
+        let (array, rest) = bytes.split_at(size);
+        bytes = rest;
+        array
+    };
+    sizes.iter().map(one).collect()
+}
+
+fn borrow<'l>(lane: &'l mut Lane<'_>) -> Vec<&'l mut [u8]> {
+    lane.results.iter_mut().map(|result| &mut **result).collect()
+}
+
+/// Small ones at once, large ones on as many threads as have nothing else to do.
+fn perform<'a>(
+    collective: &Collective,
+    group: &[u32],
+    operands: Vec<Vec<&'a [u8]>>,
+    mut results: Vec<Vec<&'a mut [u8]>>,
+) -> Result<(), FfiError> {
+    let failed = |error: pw_hlo::HloError| PjrtError::internal(error.to_string());
     let bytes: usize = results.iter().flatten().map(|result| result.len()).sum();
     if bytes < SHARED_OUT_BYTES {
         return pw_hlo::perform(collective, group, &operands, &mut results).map_err(failed);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use pw_exec::{ExecConfig, ExecCore};
 use pw_linalg::Choice;
 use pw_net::data::DataServer;
+use pw_net::gang::GangNet;
 use pw_pjrt::Client;
 use pw_types::{Incarnation, WorkerDevice, WorkerInfo};
 use tokio::net::TcpListener;
@@ -57,6 +58,8 @@ pub struct WorkerConfig {
     pub slot: Option<u32>,
     /// Where the data plane listens; port 0 = any.
     pub listen_data: SocketAddr,
+    /// Port, of the same address, for the operands of collectives; 0 = any.
+    pub gang_port: u16,
     /// Name of this machine, for people, and for edges where `listen_data` names no address.
     pub host: String,
     pub build: String,
@@ -84,11 +87,16 @@ pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     let listener = TcpListener::bind(address).await.and_then(TcpListener::into_std);
     let listener = listener.map_err(|source| WorkerError::Listen { address, source })?;
     let bound = listener.local_addr().map_err(|source| WorkerError::Listen { address, source })?;
-    let info = describe(&config, &client, bound);
+    let gang_address = SocketAddr::new(address.ip(), config.gang_port);
+    let listening = GangNet::listen(gang_address, config.token.clone());
+    let (gang, gang_bound) = listening.map_err(|source| WorkerError::ListenGang { address: gang_address, source })?;
+    let info = describe(&config, &client, bound, gang_bound);
     let incarnation = new_incarnation();
     // Before the controller knows of this worker, whatever it needs is there.
-    let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener)?;
-    let stream = Stream::register(&config, info, incarnation).await?.serve(link);
+    let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener, gang.clone())?;
+    let stream = Stream::register(&config, info, incarnation).await?;
+    gang.is_slot(stream.slot());
+    let stream = stream.serve(link);
     tokio::pin!(stream);
     tokio::select! {
         result = &mut stream => result,
@@ -97,7 +105,7 @@ pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr) -> WorkerInfo {
+fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr, gang_bound: SocketAddr) -> WorkerInfo {
     let devices = client.devices().iter().map(|device| WorkerDevice {
         kind: device.kind.clone(),
         debug_string: device.debug_string.clone(),
@@ -105,14 +113,16 @@ fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr) -> Worker
         default_memory_kind: device.default_memory_kind.clone(),
         memory_bytes: config.device_memory,
     });
-    let data_address = if bound.ip().is_unspecified() { format!("{}:{}", config.host, bound.port()) } else { bound.to_string() };
+    let reach =
+        |bound: SocketAddr| if bound.ip().is_unspecified() { format!("{}:{}", config.host, bound.port()) } else { bound.to_string() };
     WorkerInfo {
         host: config.host.clone(),
         pid: std::process::id(),
         build: config.build.clone(),
         platform_name: client.platform_name().to_owned(),
         platform_version: client.platform_version().to_owned(),
-        data_address,
+        data_address: reach(bound),
+        gang_address: reach(gang_bound),
         island: config.island,
         devices: devices.collect(),
         test_targets: targets::for_tests(config.test_targets).iter().map(|&t| t.to_owned()).collect(),
@@ -171,7 +181,13 @@ fn data_runtime() -> Result<Runtime, WorkerError> {
     runtime.build().map_err(|source| WorkerError::Thread { source })
 }
 
-fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net::TcpListener) -> Result<Parts, WorkerError> {
+fn start(
+    config: &WorkerConfig,
+    client: Client,
+    cache: Cache,
+    listener: std::net::TcpListener,
+    gang: GangNet,
+) -> Result<Parts, WorkerError> {
     let (exec, messages) = unbounded_channel();
     let exec = ExecSender(exec);
     let (fatal, fatal_out) = unbounded_channel();
@@ -217,7 +233,8 @@ fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net
 
     let (loads, jobs) = channel();
     let (load_cache, load_client, load_exec) = (cache.clone(), client.clone(), exec.clone());
-    spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &callbacks, &load_exec)))?;
+    let load_net = gang.clone();
+    spawn("load".to_owned(), Box::new(move || programs::serve(&jobs, &load_cache, &load_client, &callbacks, &load_net, &load_exec)))?;
     let (questions, jobs) = channel();
     let (describe_cache, describe_client, describe_exec) = (cache.clone(), client.clone(), exec.clone());
     spawn("describe".to_owned(), Box::new(move || describe::serve(&jobs, &describe_cache, &describe_client, &describe_exec)))?;
@@ -235,8 +252,21 @@ fn start(config: &WorkerConfig, client: Client, cache: Cache, listener: std::net
     let core = ExecCore::new(ExecConfig { default_memory_kinds, ahead_max: AHEAD_MAX });
     let (reports, reports_out) = unbounded_channel();
     let peers = Peers::new(config.token.clone(), exec.clone(), runtime.handle().clone());
-    let outlets =
-        Outlets { devices, clock, transfers, peers, uploads, copies, compiles, loads, questions, drops, reports, fatal: fatal.clone() };
+    let outlets = Outlets {
+        devices,
+        clock,
+        transfers,
+        peers,
+        gang,
+        uploads,
+        copies,
+        compiles,
+        loads,
+        questions,
+        drops,
+        reports,
+        fatal: fatal.clone(),
+    };
     let link = Link { exec, reports: reports_out, fatal: fatal_out };
     Ok(Parts { exec: Exec::new(core, outlets), messages, link, ending: Ending { child, data: Some(runtime) } })
 }

@@ -25,8 +25,8 @@ impl Part<'_> {
 enum Work<'a> {
     /// All targets become the reduction of the sources, which have their length: one is copied, none is zeros.
     Piece { combine: Option<Combine>, sources: Vec<&'a [u8]>, targets: Vec<&'a mut [u8]> },
-    /// Some runs of an array, of all ranks.
-    Runs { kind: Kind, chunk: usize, operands: Vec<&'a [u8]>, results: Vec<&'a mut [u8]> },
+    /// Some runs of an array: the operands of all ranks, the results of some.
+    Runs { kind: Kind, chunk: usize, operands: Vec<&'a [u8]>, results: Vec<(usize, &'a mut [u8])> },
 }
 
 /// A collective of which runs of chunks are independent.
@@ -52,7 +52,7 @@ impl Work<'_> {
             },
             Work::Runs { kind, chunk, operands, results } => {
                 let operand = |rank: usize| operands[rank];
-                for (to, result) in results.into_iter().enumerate() {
+                for (to, result) in results {
                     match kind {
                         Kind::Gather => gather(chunk, operands.len(), operand, result),
                         Kind::Scatter(combine) => scatter(combine, chunk, operands.len(), to, operand, result),
@@ -79,11 +79,16 @@ pub fn parts<'a>(
     let mut rest = results;
     for (at, array) in collective.arrays.iter().enumerate() {
         let operand = |rank: usize| operands[rank][at];
-        let mut targets: Vec<&'a mut [u8]> = rest.iter_mut().map(|result| std::mem::take(&mut result[at])).collect();
+        let here = rest.iter_mut().enumerate().filter(|(_, result)| !result.is_empty());
+        let mut targets: Vec<(usize, &'a mut [u8])> = here.map(|(to, result)| (to, std::mem::take(&mut result[at]))).collect();
+        if targets.is_empty() {
+            continue;
+        }
         let chunk = array.chunk as usize;
+        // Only where all are needed.
         let all = || (0..ranks).map(operand).collect::<Vec<_>>();
         match &collective.op {
-            Op::AllReduce(reduce) => cutter.pieces(combiner(*reduce, array.element), &all(), &mut targets.iter_mut().collect::<Vec<_>>()),
+            Op::AllReduce(reduce) => cutter.pieces(combiner(*reduce, array.element), &all(), &mut slices(&mut targets)),
             Op::AllGather => cutter.runs(Kind::Gather, chunk, &all(), targets),
             Op::ReduceScatter(reduce) => {
                 if let Some(combine) = combiner(*reduce, array.element) {
@@ -92,15 +97,15 @@ pub fn parts<'a>(
             }
             Op::AllToAll { tuple: false } => cutter.runs(Kind::Exchange, chunk, &all(), targets),
             Op::AllToAll { tuple: true } => {
-                targets.iter_mut().enumerate().for_each(|(to, target)| cutter.pieces(None, &[operands[at][to]], &mut [target]));
+                targets.iter_mut().for_each(|(to, target)| cutter.pieces(None, &[operands[at][*to]], &mut [target]));
             }
             Op::Permute(pairs) => {
-                for (to, target) in targets.iter_mut().enumerate() {
-                    let from: Vec<&[u8]> = source(pairs, group, to).map(operand).into_iter().collect();
+                for (to, target) in &mut targets {
+                    let from: Vec<&[u8]> = source(pairs, group, *to).map(operand).into_iter().collect();
                     cutter.pieces(None, &from, &mut [target]);
                 }
             }
-            Op::Broadcast => cutter.pieces(None, &[operand(0)], &mut targets.iter_mut().collect::<Vec<_>>()),
+            Op::Broadcast => cutter.pieces(None, &[operand(0)], &mut slices(&mut targets)),
         }
     }
     Ok(cutter.finish())
@@ -112,6 +117,10 @@ struct Cutter<'a> {
     /// Written by `open`.
     bytes: usize,
     part_bytes: usize,
+}
+
+fn slices<'t, 'a>(targets: &'t mut [(usize, &'a mut [u8])]) -> Vec<&'t mut &'a mut [u8]> {
+    targets.iter_mut().map(|(_, target)| target).collect()
 }
 
 /// Takes the first bytes off a result.
@@ -156,50 +165,50 @@ impl<'a> Cutter<'a> {
     }
 
     /// An array whose dimension is gathered, scattered or exchanged.
-    fn runs(&mut self, kind: Kind, chunk: usize, operands: &[&'a [u8]], mut results: Vec<&'a mut [u8]>) {
+    fn runs(&mut self, kind: Kind, chunk: usize, operands: &[&'a [u8]], mut results: Vec<(usize, &'a mut [u8])>) {
         let ranks = operands.len();
         let (from, to) = match kind {
             Kind::Gather => (chunk, chunk * ranks),
             Kind::Scatter(_) => (chunk * ranks, chunk),
             Kind::Exchange => (chunk * ranks, chunk * ranks),
         };
-        let runs = results[0].len().checked_div(to).unwrap_or(0);
+        let (runs, targets) = (results[0].1.len().checked_div(to).unwrap_or(0), results.len());
         if runs == 0 {
             return;
         }
-        if to.saturating_mul(ranks) > self.part_bytes {
+        if to.saturating_mul(targets) > self.part_bytes {
             (0..runs).for_each(|run| {
                 self.one_run(kind, chunk, &operands.iter().map(|o| &o[run * from..][..from]).collect::<Vec<_>>(), &mut results)
             });
             return;
         }
-        let step = (self.part_bytes / (to * ranks)).max(1);
+        let step = (self.part_bytes / (to * targets)).max(1);
         for start in (0..runs).step_by(step) {
             let count = step.min(runs - start);
             let operands = operands.iter().map(|o| &o[start * from..][..count * from]).collect();
-            let results = results.iter_mut().map(|result| take(result, count * to)).collect();
-            self.push(Work::Runs { kind, chunk, operands, results }, count * to * ranks);
+            let results = results.iter_mut().map(|(rank, result)| (*rank, take(result, count * to))).collect();
+            self.push(Work::Runs { kind, chunk, operands, results }, count * to * targets);
         }
     }
 
     /// One run that is too large for a part.
-    fn one_run(&mut self, kind: Kind, chunk: usize, operands: &[&'a [u8]], results: &mut [&'a mut [u8]]) {
+    fn one_run(&mut self, kind: Kind, chunk: usize, operands: &[&'a [u8]], results: &mut [(usize, &'a mut [u8])]) {
         let of = |operand: &'a [u8], rank: usize| &operand[rank * chunk..][..chunk];
         match kind {
             Kind::Gather => {
                 for operand in operands {
-                    self.pieces(None, &[operand], &mut results.iter_mut().collect::<Vec<_>>());
+                    self.pieces(None, &[operand], &mut slices(results));
                 }
             }
             Kind::Scatter(combine) => {
-                for (to, result) in results.iter_mut().enumerate() {
-                    let sources: Vec<&[u8]> = operands.iter().map(|o| of(o, to)).collect();
+                for (to, result) in results {
+                    let sources: Vec<&[u8]> = operands.iter().map(|o| of(o, *to)).collect();
                     self.pieces(Some(combine), &sources, &mut [result]);
                 }
             }
             Kind::Exchange => {
-                for (to, result) in results.iter_mut().enumerate() {
-                    operands.iter().for_each(|o| self.pieces(None, &[of(o, to)], &mut [result]));
+                for (to, result) in results {
+                    operands.iter().for_each(|o| self.pieces(None, &[of(o, *to)], &mut [result]));
                 }
             }
         }

@@ -55,7 +55,7 @@ union! {
     Command = pb::Command, kind: pb::command::Kind {
         one [Compile, Launch, Copy, HostWrite, HostRead, Send]
         fields [
-            Load = pb::command::Load { executable, fingerprint },
+            Load = pb::command::Load { executable, fingerprint, gang },
             Unload = pb::command::Unload { executable },
             Free = pb::command::Free { buffers },
             Cancel = pb::command::Cancel { runs, status },

@@ -74,6 +74,7 @@ fn info() -> WorkerInfo {
         platform_name: "cpu".into(),
         platform_version: "1".into(),
         data_address: "127.0.0.1:5".into(),
+        gang_address: "127.0.0.1:6".into(),
         island: 2,
         devices: vec![device(), WorkerDevice { memory_bytes: None, ..device() }],
         test_targets: vec!["pw.sleep_us".into()],
@@ -151,7 +152,8 @@ pub(super) fn commands() -> Vec<Command> {
     let send = SendShards { order: order(), address: "host:1".into(), sender: SessionId(9), items };
     vec![
         Command::Compile(compile),
-        Command::Load { executable: ExecutableId(1), fingerprint: Bytes::from_static(b"f") },
+        Command::Load { executable: ExecutableId(1), fingerprint: Bytes::from_static(b"f"), gang: None },
+        Command::Load { executable: ExecutableId(2), fingerprint: Bytes::from_static(b"g"), gang: Some(gang()) },
         Command::Unload { executable: ExecutableId(u64::MAX) },
         Command::Launch(launch),
         Command::Copy(copy.clone()),
@@ -351,6 +353,14 @@ pub(super) fn events() -> Vec<Event> {
     all.extend(reports().into_iter().map(|report| Event::Report { slot, incarnation, report }));
     all.extend(requests().into_iter().map(|request| Event::Request { session, op: OpId(1), bytes: u32::MAX, request }));
     all
+}
+
+fn gang() -> GangPart {
+    GangPart {
+        members: 3,
+        here: vec![GangMember { member: 1, device: 0 }],
+        others: vec![GangPeer { slot: HostSlot(2), address: "h:3".into(), members: vec![0, 2] }],
+    }
 }
 
 pub(super) fn status_report() -> StatusReport {

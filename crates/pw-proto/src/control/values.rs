@@ -133,13 +133,16 @@ messages! {
     ArraySpec = pb::ArraySpec { dtype, dims, sharding }
 
     WorkerDevice = pb::WorkerDevice { kind, debug_string, memory_kinds, default_memory_kind, memory_bytes }
-    WorkerInfo = pb::WorkerInfo { host, pid, build, platform_name, platform_version, data_address, island, devices, test_targets }
+    WorkerInfo = pb::WorkerInfo { host, pid, build, platform_name, platform_version, data_address, gang_address, island, devices, test_targets }
     SessionOptions = pb::SessionOptions { name, weight, devices }
     SessionDevice = pb::SessionDevice { id, physical, island, platform_name, device }
     SessionView = pb::SessionView { session, platform_name, platform_version, devices }
     WorkerStatus = pb::WorkerStatus { slot, incarnation, info, alive, bytes_reserved, bytes_in_use, granted, traffic }
     Traffic = pb::Traffic { from_clients, to_clients, from_workers, to_workers }
     SessionStatus = pb::SessionStatus { session, name, weight, devices, queued, running, held_bytes, arrays, device_ns }
+    GangPart = pb::GangPart { members, here, others }
+    GangMember = pb::GangMember { member, device }
+    GangPeer = pb::GangPeer { slot, address, members }
     StatusReport = pb::StatusReport { workers, sessions, executables }
 
     ValueSpec = pb::ValueSpec { dtype, shard_dims, dims, layout, memory_kind, op_sharding }

@@ -33,6 +33,7 @@ pub(crate) fn config(plugin: &Path, cache_dir: &Path, controller: String, test_t
         island: 0,
         slot: None,
         listen_data: "127.0.0.1:0".parse().expect("an address"),
+        gang_port: 0,
         host: "localhost".to_owned(),
         build: "test".to_owned(),
         compile_child: child.to_vec(),
