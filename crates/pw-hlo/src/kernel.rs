@@ -165,7 +165,11 @@ fn check(collective: &Collective, group: &[u32], operands: &[Vec<&[u8]>], result
             let fits = |(operand, result)| sizes.0.is_none_or(|n| n == operand) && sizes.1.is_none_or(|n| n == result);
             match collective.sizes(array, ranks) {
                 Some(expected) if fits(expected) => {}
-                expected => return mismatch(format!("array {at} of rank {rank} has {sizes:?} bytes, not {expected:?}")),
+                expected => {
+                    let text = |size: Option<usize>| size.map_or_else(|| "none".to_owned(), |size| size.to_string());
+                    let (operand, result) = (text(sizes.0), text(sizes.1));
+                    return mismatch(format!("array {at} of rank {rank} has ({operand}, {result}) bytes, not {expected:?}"));
+                }
             }
         }
     }

@@ -174,12 +174,17 @@ impl GangNet {
         Ok(tcp)
     }
 
-    /// Waits for a frame that the worker in slot `from` sends.
-    pub fn receive(&self, from: HostSlot, name: FrameName) -> Result<Vec<u8>, NetError> {
+    /// How often a connection of this worker has broken.
+    pub fn breaks(&self, of: HostSlot) -> u64 {
+        self.inner.shared.mail().breaks.get(&of).copied().unwrap_or_default()
+    }
+
+    /// Waits for a frame that the worker in slot `from` sends; in vain where a connection of it has broken since
+    /// [`GangNet::breaks`] was `breaks`.
+    pub fn receive(&self, from: HostSlot, name: FrameName, breaks: u64) -> Result<Vec<u8>, NetError> {
         let shared = &self.inner.shared;
         let ended = |reason: &str| NetError::Closed { peer: format!("worker {from}"), reason: reason.to_owned() };
         let mut mail = shared.mail();
-        let breaks = mail.breaks.get(&from).copied();
         loop {
             if let Some(frame) = mail.frames.remove(&name) {
                 return Ok(frame);
@@ -187,7 +192,7 @@ impl GangNet {
             if mail.abandoned.contains(&name.run) {
                 return Err(ended("the run was given up"));
             }
-            if mail.breaks.get(&from).copied() != breaks {
+            if mail.breaks.get(&from).copied().unwrap_or_default() != breaks {
                 return Err(ended("it broke while operands of a collective were on their way"));
             }
             if mail.stopped {

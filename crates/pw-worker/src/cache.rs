@@ -16,7 +16,7 @@ use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
 /// Part of every key: another number wherever the meaning of an entry changes.
-const FORMAT: &[u8] = b"pathways compiled program 4";
+const FORMAT: &[u8] = b"pathways compiled program 5";
 
 const DIGEST: usize = 32;
 

@@ -19,7 +19,7 @@ use crate::team::Team;
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
 
-const HEADER: &str = "pathways per-device program 1";
+const HEADER: &str = "pathways per-device program 2";
 
 /// What the compile process leaves in the cache.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,7 +36,7 @@ impl MemberProgram {
     /// Lines of text, an empty one, and the executable.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let devices: Vec<String> = self.devices.iter().map(u32::to_string).collect();
-        let mut text = format!("{HEADER}\n{}\n", devices.join(" "));
+        let mut text = format!("{HEADER}\ndevices {}\n", devices.join(" "));
         for collective in &self.collectives {
             text.push_str(&collective.to_text());
             text.push('\n');
@@ -55,7 +55,8 @@ impl MemberProgram {
         if lines.next() != Some(HEADER) {
             return None;
         }
-        let devices = lines.next()?.split(' ').filter(|d| !d.is_empty()).map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>()?;
+        let devices =
+            lines.next()?.strip_prefix("devices ")?.split_terminator(' ').map(|d| d.parse().ok()).collect::<Option<Vec<u32>>>()?;
         let collectives = lines.map(|line| Collective::parse(line).ok()).collect::<Option<Vec<_>>>()?;
         Some(MemberProgram { devices, collectives, executable: bytes[end + 2..].to_vec() })
     }

@@ -52,6 +52,7 @@ impl Team {
         let mut peers: Vec<HostSlot> = ranks.clone().filter_map(home).collect();
         peers.sort_unstable();
         peers.dedup();
+        let breaks: Vec<u64> = peers.iter().map(|&peer| self.net.breaks(peer)).collect();
         for &peer in &peers {
             let wanted = wanted(collective, group, |rank| home(rank) == Some(peer), |rank| home(rank).is_none());
             let parts: Vec<&[u8]> = wanted.iter().flat_map(|&rank| operands[rank].iter().copied()).collect();
@@ -62,13 +63,13 @@ impl Team {
         }
         let mut received = Received::default();
         let bytes: usize = collective.arrays.iter().filter_map(|a| collective.sizes(a, group.len())).map(|(operand, _)| operand).sum();
-        for &peer in &peers {
+        for (&peer, breaks) in peers.iter().zip(breaks) {
             let wanted = wanted(collective, group, |rank| home(rank).is_none(), |rank| home(rank) == Some(peer));
             if wanted.is_empty() {
                 continue;
             }
             let name = FrameName { from: first(Some(peer)), ..name };
-            let mut frame = self.net.receive(peer, name).map_err(|error| unavailable(&error))?;
+            let mut frame = self.net.receive(peer, name, breaks).map_err(|error| unavailable(&error))?;
             if frame.len() != bytes * wanted.len() {
                 let text = format!("worker {peer} sent {} bytes for collective {key}, not {}", frame.len(), bytes * wanted.len());
                 return Err(PjrtError::internal(text));

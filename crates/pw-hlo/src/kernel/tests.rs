@@ -236,6 +236,34 @@ fn random_collectives_are_as_the_model_says() {
     }
 }
 
+#[test]
+fn some_ranks_are_served_from_what_they_need() {
+    let mut random = Random(20_260_202);
+    for case in 0..600 {
+        let c = collective(&mut random);
+        let group = &c.groups[0];
+        let mut operands = operands(&c, &mut random);
+        let mut all = room(&c);
+        perform(&c, group, &lend(&operands), &mut lend_mut(&mut all)).unwrap();
+        let here: Vec<bool> = group.iter().map(|_| random.below(2) == 0).collect();
+        let needed: Vec<usize> = (0..group.len()).filter(|&rank| here[rank]).flat_map(|rank| needs(&c, group, rank)).collect();
+        let only = |memory: &mut Vec<Vec<Vec<u8>>>, keep: &dyn Fn(usize) -> bool| {
+            memory.iter_mut().enumerate().filter(|(rank, _)| !keep(*rank)).for_each(|(_, arrays)| arrays.clear());
+        };
+        only(&mut operands, &|rank| needed.contains(&rank));
+        only(&mut all, &|rank| here[rank]);
+        let mut some = room(&c);
+        only(&mut some, &|rank| here[rank]);
+        let mut again = some.clone();
+        perform(&c, group, &lend(&operands), &mut lend_mut(&mut some)).unwrap();
+        assert_eq!(some, all, "case {case}: {}", c.to_text());
+        for part_bytes in [64, 5000] {
+            parts(&c, group, lend(&operands), lend_mut(&mut again), part_bytes).unwrap().into_iter().for_each(Part::run);
+            assert_eq!(again, all, "case {case}: {} in parts of {part_bytes}", c.to_text());
+        }
+    }
+}
+
 fn one(text: &str, operands: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let c = Collective::parse(text).unwrap();
     let operands: Vec<Vec<Vec<u8>>> = operands.iter().map(|o| vec![o.clone()]).collect();
@@ -306,7 +334,8 @@ fn what_does_not_fit_is_refused_untouched() {
         assert!(found.contains(why), "{found}");
     };
     check("all-reduce.add;f32:1x8;0,1", &[&[8], &[8]], &[&[8]], "2 operands and 1 results for 2 ranks");
-    check("all-reduce.add;f32:1x8;0,1", &[&[8], &[]], &[&[8], &[8]], "rank 1 has 0 operands and 1 results for 1");
+    check("all-reduce.add;f32:1x8;0,1", &[&[8], &[]], &[&[8], &[8]], "rank 0 needs the operands of rank 1");
+    check("all-reduce.add;f32:1x8;0,1", &[&[8], &[8, 8]], &[&[8], &[8]], "rank 1 has 2 operands and 1 results for 1");
     check("all-reduce.add;f32:1x8;0,1", &[&[8], &[8]], &[&[8], &[4]], "array 0 of rank 1 has (8, 4) bytes, not Some((8, 8))");
     check("all-gather;f32:1x8;0,1", &[&[8], &[8]], &[&[8], &[8]], "not Some((8, 16))");
     check("all-gather;f32:0x18446744073709551615;0,1", &[&[0], &[0]], &[&[0], &[0]], "not None");
