@@ -295,7 +295,7 @@ impl ExecCore {
         }
         // What it has sent or was sent is of no use.
         if let (true, Some(start)) = (node.started, node.launch()) {
-            abandon(run, &start.program, fx);
+            abandon(run, &start.program, status, fx);
         }
         if !node.started {
             self.fail(key, status.clone(), 0, fx);
@@ -350,7 +350,7 @@ impl ExecCore {
         }
         let node = self.retire(key, fx);
         if let Some(start) = node.launch() {
-            abandon(node.run, &start.program, fx);
+            abandon(node.run, &start.program, &status, fx);
         }
         if !node.started {
             match &node.work {
@@ -436,9 +436,9 @@ impl ExecCore {
 }
 
 /// A run of this program has failed.
-pub(crate) fn abandon(run: RunId, program: &LoadedProgram, fx: &mut Vec<ExecEffect>) {
+pub(crate) fn abandon(run: RunId, program: &LoadedProgram, status: &Arc<Status>, fx: &mut Vec<ExecEffect>) {
     if program.spans_workers() {
-        fx.push(ExecEffect::Abandon { run });
+        fx.push(ExecEffect::Abandon { run, status: status.clone() });
     }
 }
 

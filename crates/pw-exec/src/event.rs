@@ -159,10 +159,11 @@ pub enum ExecEffect {
     },
     /// Where these workers take the operands of collectives from now on.
     Neighbours(Arc<GangPart>),
-    /// A run of several workers has failed or is given up: who waits for them in it waits no longer. A launch that was
-    /// handed over still ends by itself.
+    /// A run of several workers has failed or is given up: who waits for them in it fails with this status. A launch that
+    /// was handed over still ends by itself.
     Abandon {
         run: RunId,
+        status: Arc<Status>,
     },
     Unload {
         executable: ExecutableId,

@@ -29,7 +29,7 @@ impl ExecCore {
         let Launch { order, executable, arguments, launch_id } = launch;
         if let Err(status) = self.usable(executable) {
             self.lost.add(order.run, status.clone());
-            fx.push(ExecEffect::Abandon { run: order.run });
+            fx.push(ExecEffect::Abandon { run: order.run, status: status.clone() });
             return finished(order.run, 0, Err(&status), fx);
         }
         let (program, outputs) = self.promise(order, executable);
@@ -84,7 +84,7 @@ impl ExecCore {
         status: Arc<Status>,
         fx: &mut Vec<ExecEffect>,
     ) {
-        abandon(order.run, program, fx);
+        abandon(order.run, program, &status, fx);
         self.refuse(order, outputs, status, fx);
     }
 

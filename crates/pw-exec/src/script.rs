@@ -197,7 +197,7 @@ fn render(effect: &ExecEffect) -> String {
         ExecEffect::DropUpload { buffer, .. } => format!("drop upload h{buffer}"),
         ExecEffect::Compile(c) => format!("compile e{}", c.executable),
         ExecEffect::Neighbours(gang) => format!("neighbours {}", gang.others.len()),
-        ExecEffect::Abandon { run } => format!("abandon r{run}"),
+        ExecEffect::Abandon { run, .. } => format!("abandon r{run}"),
         ExecEffect::Load { executable, .. } => format!("load e{executable}"),
         ExecEffect::Unload { executable } => format!("unload e{executable}"),
         ExecEffect::Describe { query, .. } => format!("describe {query}"),

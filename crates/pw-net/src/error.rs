@@ -1,9 +1,10 @@
 //! What can go wrong on a connection; each text names the peer.
 
 use std::io;
+use std::sync::Arc;
 
 use pw_proto::control::DecodeError;
-use pw_types::{Handle, SessionId};
+use pw_types::{Handle, SessionId, Status};
 
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
@@ -27,6 +28,8 @@ pub enum NetError {
     Refused { peer: String, reason: String },
     #[error("upload of host buffer {buffer} of session {session} to {peer} {what}")]
     Upload { peer: String, session: SessionId, buffer: Handle, what: &'static str },
+    #[error("{0}")]
+    GivenUp(Arc<Status>),
     #[error("the connection to {peer} is closed: {reason}")]
     Closed { peer: String, reason: String },
 }

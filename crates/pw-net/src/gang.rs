@@ -9,12 +9,13 @@
 //! 3. A reader never waits for anybody who wants frames, so two workers that send to each other do not block.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use pw_types::HostSlot;
-use rustc_hash::{FxHashMap, FxHashSet};
+use pw_types::{HostSlot, Status};
+use rustc_hash::FxHashMap;
 
 use crate::NetError;
 use crate::magic;
@@ -90,7 +91,7 @@ struct Line {
 #[derive(Default)]
 struct Mail {
     frames: FxHashMap<FrameName, Vec<u8>>,
-    abandoned: FxHashSet<u64>,
+    abandoned: FxHashMap<u64, Arc<Status>>,
     /// In the order in which they were.
     order: VecDeque<u64>,
     /// How often a connection of that worker has broken.
@@ -189,8 +190,8 @@ impl GangNet {
             if let Some(frame) = mail.frames.remove(&name) {
                 return Ok(frame);
             }
-            if mail.abandoned.contains(&name.run) {
-                return Err(ended("the run was given up"));
+            if let Some(status) = mail.abandoned.get(&name.run) {
+                return Err(NetError::GivenUp(status.clone()));
             }
             if mail.breaks.get(&from).copied().unwrap_or_default() != breaks {
                 return Err(ended("it broke while operands of a collective were on their way"));
@@ -202,10 +203,11 @@ impl GangNet {
         }
     }
 
-    /// Nobody waits any more for frames of this run, and those that come are dropped.
-    pub fn abandon(&self, run: u64) {
+    /// Who waits for frames of this run fails with this status, and those that come are dropped.
+    pub fn abandon(&self, run: u64, status: Arc<Status>) {
         let mut mail = self.inner.shared.mail();
-        if mail.abandoned.insert(run) {
+        if let Entry::Vacant(entry) = mail.abandoned.entry(run) {
+            entry.insert(status);
             mail.order.push_back(run);
             if mail.order.len() > ABANDONED_MAX
                 && let Some(oldest) = mail.order.pop_front()
@@ -226,7 +228,7 @@ impl Shared {
 
     fn deliver(&self, name: FrameName, body: Vec<u8>) -> Result<(), String> {
         let mut mail = self.mail();
-        if mail.abandoned.contains(&name.run) {
+        if mail.abandoned.contains_key(&name.run) {
             return Ok(());
         }
         if mail.frames.insert(name, body).is_some() {

@@ -2,10 +2,11 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::thread;
 
 use pw_net::gang::{FrameName, GangNet};
-use pw_types::HostSlot;
+use pw_types::{HostSlot, Status};
 
 const A: HostSlot = HostSlot(0);
 const B: HostSlot = HostSlot(1);
@@ -57,7 +58,7 @@ fn a_run_that_is_given_up_lets_nobody_wait_and_keeps_nothing() {
     thread::scope(|scope| {
         let waits = scope.spawn(|| b.receive(A, name(1, 0), 0));
         let other = scope.spawn(|| b.receive(A, name(2, 0), 0));
-        b.abandon(1);
+        b.abandon(1, Arc::new(Status::internal("given up")));
         assert!(waits.join().unwrap().unwrap_err().to_string().contains("given up"));
         // What comes late is dropped, and the connection goes on.
         a.send(B, name(1, 0), &[b"late"]).unwrap();

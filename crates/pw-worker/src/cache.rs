@@ -185,10 +185,10 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("pathways-cache-test-{}", std::process::id()));
         let plugin = std::env::current_exe().unwrap();
         let cache = Cache::open(&folder, &plugin, "").unwrap();
-        let key = cache.key(b"program", b"options");
-        assert_ne!(key, cache.key(b"programo", b"ptions"));
-        assert_eq!(key, Cache::open(&folder, &plugin, "").unwrap().key(b"program", b"options"));
-        assert_ne!(key, Cache::open(&folder, &plugin, "lapack").unwrap().key(b"program", b"options"));
+        let key = cache.key(b"program", b"options", false);
+        assert_ne!(key, cache.key(b"programo", b"ptions", false));
+        assert_eq!(key, Cache::open(&folder, &plugin, "").unwrap().key(b"program", b"options", false));
+        assert_ne!(key, Cache::open(&folder, &plugin, "lapack").unwrap().key(b"program", b"options", false));
         assert!(cache.report(&key).is_none());
         let stored = report(key.clone());
         cache.store(&key, b"blob", Some(b"one"), &stored).unwrap();

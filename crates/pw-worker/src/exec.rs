@@ -189,7 +189,7 @@ impl Exec {
             ExecEffect::DropUpload { session, buffer } => drop(self.blocks.remove(&(session, buffer))),
             ExecEffect::Compile(command) => self.send("compile", |o| o.compiles.send(command).is_ok()),
             ExecEffect::Neighbours(gang) => gang.others.iter().for_each(|peer| self.outlets.gang.neighbour(peer.slot, &peer.address)),
-            ExecEffect::Abandon { run } => self.outlets.gang.abandon(run.0),
+            ExecEffect::Abandon { run, status } => self.outlets.gang.abandon(run.0, status),
             ExecEffect::Load { executable, fingerprint, gang } => {
                 self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint, gang }).is_ok());
             }

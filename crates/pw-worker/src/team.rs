@@ -4,10 +4,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use pw_hlo::Collective;
+use pw_net::NetError;
 use pw_net::gang::{FrameName, GangNet};
 use pw_pjrt::PjrtError;
 use pw_types::{Code, GangPart, HostSlot};
 use rustc_hash::FxHashMap;
+
+use crate::convert;
 
 /// The workers that run one program together with this one.
 pub(crate) struct Team {
@@ -108,6 +111,9 @@ fn wanted(collective: &Collective, group: &[u32], asks: impl Fn(usize) -> bool, 
     (0..group.len()).filter(|&rank| needed[rank] && has(rank)).collect()
 }
 
-fn unavailable(error: &pw_net::NetError) -> PjrtError {
+fn unavailable(error: &NetError) -> PjrtError {
+    if let NetError::GivenUp(status) = error {
+        return convert::error(status);
+    }
     PjrtError::new(Code::Unavailable as i32, format!("a collective over several workers: {}", error.chain()))
 }

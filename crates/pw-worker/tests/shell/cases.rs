@@ -111,7 +111,7 @@ async fn compiles(c: &mut Controller) {
     assert_ne!(report.fingerprint, other.fingerprint);
     let broken = c.compile(3, b"module { no }".to_vec(), &ALL).await.unwrap_err();
     assert!(!broken.message.is_empty() && broken.code != Code::Unavailable, "{broken}");
-    c.send(vec![Command::Load { executable: ExecutableId(9), fingerprint: vec![7; 32].into() }]).await;
+    c.send(vec![Command::Load { executable: ExecutableId(9), fingerprint: vec![7; 32].into(), gang: None }]).await;
     let Report::Loaded { result: Err(missing), .. } = c.report().await else { panic!("nothing to load") };
     assert_eq!(missing.code, Code::NotFound);
 }

@@ -127,7 +127,7 @@ impl Controller {
     }
 
     pub(crate) async fn load(&mut self, id: u64, report: &CompileReport) {
-        self.send(vec![Command::Load { executable: ExecutableId(id), fingerprint: report.fingerprint.clone() }]).await;
+        self.send(vec![Command::Load { executable: ExecutableId(id), fingerprint: report.fingerprint.clone(), gang: None }]).await;
         assert_eq!(self.report().await, Report::Loaded { executable: ExecutableId(id), result: Ok(()) });
     }
 
