@@ -17,6 +17,7 @@ impl Core {
         Command::Send(SendShards {
             order,
             address: worker(to).info.data_address.clone(),
+            receiver: worker(to).incarnation,
             sender: SessionId::of_worker(worker(from).incarnation),
             items: (*first_key..).zip(sent_once(items)).map(item).collect(),
         })

@@ -103,7 +103,8 @@ impl Script {
     pub(crate) fn send(&mut self, run: u64, source: u64) -> Vec<String> {
         let order = self.order(run);
         let items = vec![SendItem { source: ShardId { buffer: id(source), shard: 0 }, buffer: Handle(run) }];
-        self.command(Command::Send(SendShards { order, address: "b:1".to_owned(), sender: SENDER, items }))
+        let (address, receiver) = ("b:1".to_owned(), Incarnation(2));
+        self.command(Command::Send(SendShards { order, address, receiver, sender: SENDER, items }))
     }
 
     /// Shard 0 of one comes from another worker.

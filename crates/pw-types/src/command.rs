@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, HostSlot, Question, RunId, SessionId, ShardId, Status};
+use crate::{BufferId, DType, Dims, ExecutableId, GrantSeq, Handle, HostSlot, Incarnation, Question, RunId, SessionId, ShardId, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
@@ -202,6 +202,8 @@ pub struct SendShards {
     pub order: NodeOrder,
     /// The data plane of the other worker, `HOST:PORT`.
     pub address: String,
+    /// Which life of it: a later one may have the same address.
+    pub receiver: Incarnation,
     /// This worker's name there: see [`HostWrite::sender`].
     pub sender: SessionId,
     pub items: Vec<SendItem>,

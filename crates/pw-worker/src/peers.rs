@@ -2,7 +2,8 @@
 //!
 //! A few connections per worker, its lanes, each dialed when it is first needed and again when it is gone; large items
 //! take turns over them. A send ends when all its bytes are in the hands of the connections; each part of a buffer is
-//! held until the socket has it.
+//! held until the other worker has acknowledged it. Connections belong to one life of a worker: a later one may have the
+//! same address, and what was meant for the earlier one is lost with it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytes::Bytes;
 use pw_exec::{ExecEvent, StartSend};
 use pw_net::NetError;
-use pw_net::data::{DataClient, DownloadSink, DownloadSource};
-use pw_types::{Cause, Code, Handle, RunId, SendShards, SessionId, Status};
+use pw_net::data::{DataClient, DownloadSink, DownloadSource, FIRST_BYTES};
+use pw_types::{Cause, Code, Handle, Incarnation, RunId, SendShards, SessionId, Status};
 use rustc_hash::FxHashMap;
 use tokio::sync::OnceCell;
 use tokio::task::{AbortHandle, JoinSet};
@@ -21,8 +22,10 @@ use crate::exec::{ExecSender, Message};
 /// A cell is filled by the first who needs it.
 type Cell = Arc<OnceCell<DataClient>>;
 
-/// Connections by address and lane.
-type Connections = Mutex<FxHashMap<(String, u64), Cell>>;
+/// A life of a worker, and the lane to it.
+type Key = (Incarnation, u64);
+
+type Connections = Mutex<FxHashMap<Key, Cell>>;
 
 /// Items from this size on may go another way than over the first lane.
 const LANE_BYTES: usize = 1 << 20;
@@ -125,7 +128,9 @@ impl Shared {
         };
         let mut by_lane: BTreeMap<u64, Vec<(Handle, Bytes)>> = BTreeMap::new();
         for (item, source) in command.items.iter().zip(sources) {
-            let bytes = Bytes::from_owner(Owned(source));
+            // Small ones are acknowledged late.
+            let small = source.bytes().len() < FIRST_BYTES;
+            let bytes = if small { Bytes::copy_from_slice(source.bytes()) } else { Bytes::from_owner(Owned(source)) };
             let lane = if bytes.len() < LANE_BYTES { 0 } else { item.buffer.0 % self.lanes };
             by_lane.entry(lane).or_default().push((item.buffer, bytes));
         }
@@ -159,10 +164,10 @@ impl Shared {
     }
 
     async fn connection(self: &Arc<Shared>, command: &SendShards, lane: u64) -> Result<DataClient, NetError> {
-        let key = (command.address.clone(), lane);
-        let cell = lock(&self.connections).entry(key.clone()).or_default().clone();
+        let key = (command.receiver, lane);
+        let cell = lock(&self.connections).entry(key).or_default().clone();
         let dial = || async {
-            let sink = Arc::new(Gone { shared: self.clone(), key, cell: Arc::downgrade(&cell) });
+            let sink = Arc::new(Gone { shared: self.clone(), key, address: command.address.clone(), cell: Arc::downgrade(&cell) });
             let peer = DataClient::connect(&command.address, &self.token, sink).await?;
             // The session is with the first lane; bytes of it may come over any.
             if lane == 0 {
@@ -178,7 +183,8 @@ impl Shared {
 /// Forgets a connection that is gone, so that the next send dials again.
 struct Gone {
     shared: Arc<Shared>,
-    key: (String, u64),
+    key: Key,
+    address: String,
     cell: Weak<OnceCell<DataClient>>,
 }
 
@@ -190,7 +196,7 @@ impl DownloadSink for Gone {
     fn failed(&self, _: SessionId, _: Handle, _: Status) {}
 
     fn disconnected(&self, reason: &str) {
-        tracing::info!(address = %self.key.0, lane = self.key.1, reason, "the connection to another worker is gone");
+        tracing::info!(address = self.address, lane = self.key.1, reason, "the connection to another worker is gone");
         let mut connections = lock(&self.shared.connections);
         // Unless another one has come in its place.
         if connections.get(&self.key).is_some_and(|cell| std::ptr::eq(Arc::as_ptr(cell), self.cell.as_ptr())) {

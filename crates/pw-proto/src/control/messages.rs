@@ -21,7 +21,7 @@ messages! {
     HostWriteSource = pb::HostWriteSource { buffer, dtype, dims, byte_strides, targets }
     HostWrite = pb::HostWrite { order, sender, sources, memory_kind, shards }
     SendItem = pb::SendItem { source, buffer }
-    SendShards = pb::SendShards { order, address, sender, items }
+    SendShards = pb::SendShards { order, address, receiver, sender, items }
     HostReadPiece = pb::HostReadPiece { source, region }
     HostRead = pb::HostRead { order, buffer, dtype, dims, byte_strides, pieces }
 

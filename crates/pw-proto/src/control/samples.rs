@@ -149,7 +149,7 @@ pub(super) fn commands() -> Vec<Command> {
     };
     let copy = CopyShards { order: order(), items: vec![CopyItem { source: shard(0), device: 3 }], memory_kind: Some("device".into()) };
     let items = vec![SendItem { source: shard(3), buffer: Handle(u64::MAX) }];
-    let send = SendShards { order: order(), address: "host:1".into(), sender: SessionId(9), items };
+    let send = SendShards { order: order(), address: "host:1".into(), receiver: Incarnation(8), sender: SessionId(9), items };
     vec![
         Command::Compile(compile),
         Command::Load { executable: ExecutableId(1), fingerprint: Bytes::from_static(b"f"), gang: None },
