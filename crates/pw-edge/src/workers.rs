@@ -27,6 +27,15 @@ struct Worker {
     dialer: tokio::task::AbortHandle,
 }
 
+impl Worker {
+    /// Its connection ends at once, though it may be broken and hoped for.
+    fn end(self) {
+        if let Link::Up(connection) = &*self.link.borrow() {
+            connection.client.close();
+        }
+    }
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         self.dialer.abort();
@@ -84,7 +93,9 @@ impl Workers {
         let (link, _) = watch::channel(Link::Connecting);
         let dialer = tokio::spawn(dial(Arc::downgrade(hub), slot, address, link.clone())).abort_handle();
         let old = self.table().insert(slot, Worker { incarnation, link, dialer });
-        drop(old);
+        if let Some(old) = old {
+            old.end();
+        }
     }
 
     pub(crate) fn down(&self, hub: &Hub, slot: HostSlot, incarnation: Incarnation) {
@@ -97,14 +108,16 @@ impl Workers {
         };
         let Some(worker) = worker else { return };
         let link = worker.link.borrow().clone();
-        drop(worker);
         let connection = if let Link::Up(connection) = &link { Some(connection) } else { None };
         hub.fail_downloads(connection, &lost(slot, "it is down"));
+        worker.end();
     }
 
     pub(crate) fn shut_down(&self) {
         let workers = std::mem::take(&mut *self.table());
-        drop(workers);
+        for worker in workers.into_values() {
+            worker.end();
+        }
     }
 
     /// The connection to a worker, with the session attached; waits while it is being made.

@@ -25,7 +25,7 @@ pub(crate) struct Magic {
 
 pub(crate) const CONTROL: Magic = Magic { stream: "control stream", tag: *b"PWCTRL", version: 1 };
 pub(crate) const GANG: Magic = Magic { stream: "gang stream", tag: *b"PWGANG", version: 1 };
-pub(crate) const DATA: Magic = Magic { stream: "data plane", tag: *b"PWDATA", version: 1 };
+pub(crate) const DATA: Magic = Magic { stream: "data plane", tag: *b"PWDATA", version: 2 };
 
 impl Magic {
     fn bytes(&self) -> [u8; LENGTH] {

@@ -3,15 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use pw_types::{Handle, SessionId, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::time::{Instant, timeout_at};
 
 use super::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
-use super::outbox::{Body, Flow, Frame, Outbox, Queues, writer_ended};
+use super::kept::Piece;
+use super::outbox::{Flow, Frame, Outbox, Queues, writer_ended};
+use super::wire::{Incoming, RESUME};
 use super::{DownloadSink, FIRST_BYTES, SLICE_BYTES};
 use crate::{NetError, magic};
 
@@ -28,6 +31,10 @@ const PUTS_MAX: usize = 16 << 10;
 const CONTROL_MAX: usize = 4 << 10;
 
 const READ_BUFFER: usize = 16 << 10;
+
+/// Between attempts to have a broken connection again.
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_MAX: Duration = Duration::from_millis(300);
 
 /// Edge side, one per worker incarnation. The connection ends when the last clone is dropped.
 #[derive(Clone)]
@@ -98,29 +105,33 @@ impl Flow for Put {
         self.sent += data.len() as u64;
         let (kind, value) = if self.begun { (Kind::Chunk, 0) } else { (Kind::PutBegin, self.total) };
         self.begun = true;
-        Frame { header: Header::new(kind, key, value, data.len()), body: Body::Bytes(data) }
+        Frame { header: Header::new(kind, key, value, data.len()), body: Piece::Bytes(data) }
     }
 }
 
 impl DataClient {
-    /// Connects, with a deadline; fails where the worker does not take the token.
+    /// Connects, with a deadline; fails where the worker does not take the token. From then on a TCP connection that breaks
+    /// is replaced.
     pub async fn connect(address: &str, token: &str, sink: Arc<dyn DownloadSink>) -> Result<DataClient, NetError> {
-        let mut tcp = magic::DATA.dial(address).await?;
-        magic::within(address, "let us in", present(&mut tcp, address, token)).await??;
-        let (read, write) = tcp.into_split();
+        let dialer = Dialer { address: address.to_owned(), token: token.to_owned(), name: new_name() };
+        let (tcp, _) = dialer.dial(Kind::Hello, 0).await?;
         let shared = Arc::new(Shared { outbox: Outbox::new(), state: Mutex::default() });
+        let wire = Arc::clone(&shared.outbox.wire);
+        let opened = wire.open(wire.suspend("it was not there yet"), tcp, 0);
+        opened.map_err(|what| NetError::Protocol { peer: address.to_owned(), what })?;
         let writer = Arc::clone(&shared);
-        let mut writer = tokio::spawn(async move { writer.outbox.write_to(write).await });
+        let mut writer = tokio::spawn(async move { writer.outbox.write_to_end().await });
         let reader = Arc::clone(&shared);
-        let peer = address.to_owned();
         tokio::spawn(async move {
             let why = tokio::select! {
                 why = reader.outbox.wait_closed() => why,
-                why = reader.read_all(BufReader::with_capacity(READ_BUFFER, read), &*sink) => why,
+                why = reader.read_all(BufReader::with_capacity(READ_BUFFER, Incoming(wire)), &*sink) => why,
+                why = reader.keep_up(&dialer) => why,
                 ended = &mut writer => writer_ended(ended),
             };
             reader.outbox.close(&why);
-            reader.finish(&peer, &why, &*sink);
+            reader.outbox.wire.close();
+            reader.finish(&dialer.address, &why, &*sink);
         });
         Ok(DataClient { inner: Arc::new(Inner { peer: address.to_owned(), shared }) })
     }
@@ -209,7 +220,7 @@ impl DataClient {
         self.control(Frame::control(Kind::Drop, (session, buffer), 0, Bytes::new()), |_| ()).await
     }
 
-    /// Ends the connection without a word to the sink.
+    /// Ends the connection, a broken one too, at once and without a word to the sink.
     pub fn close(&self) {
         self.inner.shared.quiet_close();
     }
@@ -255,19 +266,49 @@ impl DataClient {
     }
 }
 
-/// Shows the token and waits for the answer.
-async fn present(tcp: &mut TcpStream, peer: &str, token: &str) -> Result<(), NetError> {
-    let failed = |what| move |source| NetError::Io { peer: peer.to_owned(), what, source };
-    let mut hello = Header::new(Kind::Hello, (SessionId(0), Handle(0)), 0, token.len()).encode().to_vec();
-    hello.extend_from_slice(token.as_bytes());
-    tcp.write_all(&hello).await.map_err(failed("greet"))?;
-    let (header, body) =
-        read_frame(tcp).await.map_err(failed("read the answer of"))?.map_err(|what| NetError::Protocol { peer: peer.to_owned(), what })?;
-    match header.kind {
-        Kind::Welcome => Ok(()),
-        Kind::Refused => Err(NetError::Refused { peer: peer.to_owned(), reason: decode_status(body).message }),
-        other => Err(NetError::Protocol { peer: peer.to_owned(), what: format!("{other:?} in place of an answer") }),
+/// Opens the TCP connections of one connection.
+struct Dialer {
+    address: String,
+    token: String,
+    /// Of the connection, at the worker.
+    name: SessionId,
+}
+
+impl Dialer {
+    /// Shows the token and waits for the answer, which says how many bytes the worker has of an earlier TCP connection.
+    async fn dial(&self, kind: Kind, received: u64) -> Result<(TcpStream, u64), NetError> {
+        let mut tcp = magic::DATA.dial(&self.address).await?;
+        let count = magic::within(&self.address, "let us in", self.present(&mut tcp, kind, received)).await??;
+        Ok((tcp, count))
     }
+
+    async fn present(&self, tcp: &mut TcpStream, kind: Kind, received: u64) -> Result<u64, NetError> {
+        let (peer, token) = (&self.address, &self.token);
+        let failed = |what| move |source| NetError::Io { peer: peer.clone(), what, source };
+        let protocol = |what| NetError::Protocol { peer: peer.clone(), what };
+        let mut hello = Header::new(kind, (self.name, Handle(0)), received, token.len()).encode().to_vec();
+        hello.extend_from_slice(token.as_bytes());
+        tcp.write_all(&hello).await.map_err(failed("greet"))?;
+        let (header, body) = read_frame(tcp).await.map_err(failed("read the answer of"))?.map_err(protocol)?;
+        match header.kind {
+            Kind::Welcome => Ok(header.value),
+            Kind::Refused => Err(NetError::Refused { peer: peer.clone(), reason: decode_status(body).message }),
+            other => Err(protocol(format!("{other:?} in place of an answer"))),
+        }
+    }
+}
+
+/// A name that no other connection has.
+fn new_name() -> SessionId {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    SessionId(hasher.finish().max(1))
+}
+
+/// Another attempt may give another result.
+fn may_pass(error: &NetError) -> bool {
+    matches!(error, NetError::Connect { .. } | NetError::Timeout { .. } | NetError::Io { .. } | NetError::Closed { .. })
 }
 
 /// One frame; its body is a block of its own, read in place.
@@ -299,13 +340,46 @@ impl Shared {
         self.outbox.close("closed by this side");
     }
 
+    /// Dials again when TCP breaks; says why that was in vain.
+    async fn keep_up(&self, dialer: &Dialer) -> String {
+        let wire = &self.outbox.wire;
+        let peer = &dialer.address;
+        loop {
+            let why = wire.broken().await;
+            tracing::debug!(peer, why, "the connection to a worker for array bytes broke");
+            let deadline = Instant::now() + RESUME;
+            let mut retry = RETRY_FIRST;
+            loop {
+                let attempt = wire.suspend(&why);
+                let reason = match timeout_at(deadline, dialer.dial(Kind::Resume, attempt.received)).await {
+                    Ok(Ok((tcp, count))) => match wire.open(attempt, tcp, count) {
+                        Ok(()) => break,
+                        Err(what) => return format!("{why}; it broke the protocol: {what}"),
+                    },
+                    Ok(Err(error)) if !may_pass(&error) => return format!("{why}; {}", error.chain()),
+                    Ok(Err(error)) => error.chain(),
+                    Err(_) => "it does not answer".to_owned(),
+                };
+                if Instant::now() + retry >= deadline {
+                    return format!("{why}; it could not be reached again within {} s: {reason}", RESUME.as_secs());
+                }
+                tokio::time::sleep(retry).await;
+                retry = (retry * 2).min(RETRY_MAX);
+            }
+            tracing::info!(peer, why, "the connection to a worker for array bytes broke and is there again; nothing is lost");
+        }
+    }
+
     /// Reads frames until the connection ends, and says why it did.
-    async fn read_all(&self, mut read: BufReader<OwnedReadHalf>, sink: &dyn DownloadSink) -> String {
+    async fn read_all(&self, mut read: BufReader<Incoming>, sink: &dyn DownloadSink) -> String {
         loop {
             match read_frame(&mut read).await {
+                Ok(Ok((Header { kind: Kind::End, .. }, _))) => return "it ended".to_owned(),
                 Ok(Ok((header, body))) => {
-                    if let Err(what) = self.handle(header, body, sink) {
-                        return format!("it broke the protocol: {what}");
+                    let length = body.len();
+                    match self.handle(header, body, sink) {
+                        Ok(ended) => self.outbox.took(length, ended),
+                        Err(what) => return format!("it broke the protocol: {what}"),
                     }
                 }
                 Ok(Err(what)) => return format!("it broke the protocol: {what}"),
@@ -315,9 +389,12 @@ impl Shared {
         }
     }
 
-    fn handle(&self, header: Header, body: Bytes, sink: &dyn DownloadSink) -> Result<(), String> {
+    /// True where it was the last frame of several with the bytes of a download.
+    fn handle(&self, header: Header, body: Bytes, sink: &dyn DownloadSink) -> Result<bool, String> {
         let (key, (session, buffer)) = (header.key(), header.key());
+        let mut ended = false;
         match header.kind {
+            Kind::Ack => self.outbox.acknowledged(header.value)?,
             Kind::Offer => {
                 let rest = header.value - body.len() as u64;
                 if body.len() < FIRST_BYTES && rest > 0 {
@@ -327,7 +404,7 @@ impl Shared {
                     let mut state = self.state();
                     // Left a moment ago.
                     if !state.attached.contains(&session) {
-                        return Ok(());
+                        return Ok(false);
                     }
                     if rest > 0 {
                         state.downloads.insert(key, rest);
@@ -344,10 +421,11 @@ impl Shared {
                 {
                     let mut state = self.state();
                     // Dropped a moment ago.
-                    let Some(rest) = state.downloads.get_mut(&key) else { return Ok(()) };
+                    let Some(rest) = state.downloads.get_mut(&key) else { return Ok(false) };
                     *rest = rest.checked_sub(body.len() as u64).ok_or("more bytes of a download than were offered")?;
                     if *rest == 0 {
                         state.downloads.remove(&key);
+                        ended = true;
                     }
                 }
                 sink.chunk(session, buffer, body);
@@ -358,14 +436,14 @@ impl Shared {
                     state.downloads.remove(&key);
                     // Left a moment ago.
                     if !state.attached.contains(&session) {
-                        return Ok(());
+                        return Ok(false);
                     }
                 }
                 sink.failed(session, buffer, decode_status(body));
             }
             kind => return Err(format!("a worker does not send {kind:?}")),
         }
-        Ok(())
+        Ok(ended)
     }
 
     fn finish(&self, peer: &str, why: &str, sink: &dyn DownloadSink) {

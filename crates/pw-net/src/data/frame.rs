@@ -30,9 +30,9 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Edge → worker, first: body = token.
+    /// Edge → worker, first: session = the name of the connection, body = token.
     Hello = 1,
-    /// Worker → edge: come in.
+    /// Worker → edge: come in; value = bytes received before.
     Welcome = 2,
     /// Worker → edge: body = status; the end.
     Refused = 3,
@@ -51,6 +51,12 @@ kinds! {
     /// Value = bytes of credit.
     Pull = 11,
     Drop = 12,
+    /// Edge → worker, first: session = the name of a connection that broke, value = bytes received, body = token.
+    Resume = 13,
+    /// Value = bytes received.
+    Ack = 14,
+    /// The last: the connection is not to be had back.
+    End = 15,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,8 +109,8 @@ impl Header {
     fn check(&self) -> Result<(), String> {
         let Header { kind, body, value, .. } = *self;
         let fits = match kind {
-            Kind::Hello | Kind::Refused | Kind::PutAbort | Kind::Failed => body as usize <= 2 * MESSAGE_BYTES_MAX,
-            Kind::Welcome | Kind::Attach | Kind::Detach | Kind::Pull | Kind::Drop => body == 0,
+            Kind::Hello | Kind::Resume | Kind::Refused | Kind::PutAbort | Kind::Failed => body as usize <= 2 * MESSAGE_BYTES_MAX,
+            Kind::Welcome | Kind::Attach | Kind::Detach | Kind::Pull | Kind::Drop | Kind::Ack | Kind::End => body == 0,
             Kind::PutBegin | Kind::Offer => u64::from(body) <= value && body as usize <= super::FIRST_BYTES,
             Kind::Chunk => body > 0,
         };

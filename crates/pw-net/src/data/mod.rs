@@ -9,11 +9,15 @@
 //!    credit (its first [`FIRST_BYTES`] excepted), so no transfer waits for the reader of another one.
 //! 2. Every upload that was begun ends in exactly one `landed` or `failed`; `done` of every offer is called exactly once.
 //! 3. Nobody's callback is called with a lock held.
+//! 4. A TCP connection that breaks is replaced by another, and what was on its way is sent again, to the byte; only what
+//!    cannot be had back within 10 s ends the connection (`wire.rs`).
 
 mod client;
 mod frame;
+mod kept;
 mod outbox;
 mod server;
+mod wire;
 
 use bytes::Bytes;
 use pw_types::{Handle, SessionId, Status};
@@ -35,7 +39,7 @@ pub trait DownloadSink: Send + Sync + 'static {
     fn chunk(&self, session: SessionId, buffer: Handle, data: Bytes);
     /// No (more) bytes will come. May be the first that is heard of this download.
     fn failed(&self, session: SessionId, buffer: Handle, status: Status);
-    /// The connection is gone, once, and everything on it. Not called when the client was dropped or closed.
+    /// The connection is gone for good, once, and everything on it. Not called when the client was dropped or closed.
     fn disconnected(&self, reason: &str);
 }
 

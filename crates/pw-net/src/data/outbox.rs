@@ -4,19 +4,19 @@
 //! each. One write holds at most about a slice, so whatever comes in waits for one slice at most.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSlice};
-use std::ops::Range;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pw_types::{Handle, SessionId};
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinError;
 
 use super::frame::{HEADER, Header, Key};
-use super::{DownloadSource, FIRST_BYTES, SLICE_BYTES};
+use super::kept::Piece;
+use super::wire::{Outgoing, Wire};
+use super::{FIRST_BYTES, SLICE_BYTES};
 
 /// Most frames of one write, counted up to and including each class, so that none shuts out the ones below it. A frame
 /// is two buffers of the system call, which takes 1024.
@@ -27,30 +27,19 @@ const FRAMES_PER_WRITE: usize = 256;
 /// Bytes of first frames in one write that also has to serve transfers under way.
 const FIRST_BYTES_PER_WRITE: usize = 4 * FIRST_BYTES;
 
+/// How long what is being written may take when the connection is to end, so that the end can be told.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+
 /// A frame to write.
 pub(super) struct Frame {
     pub(super) header: Header,
-    pub(super) body: Body,
-}
-
-pub(super) enum Body {
-    Bytes(Bytes),
-    Source(Arc<dyn DownloadSource>, Range<usize>),
-}
-
-impl Body {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Body::Bytes(bytes) => bytes,
-            Body::Source(source, range) => &source.bytes()[range.clone()],
-        }
-    }
+    pub(super) body: Piece,
 }
 
 impl Frame {
     /// A frame that is no part of a transfer's bytes.
     pub(super) fn control(kind: super::frame::Kind, key: Key, value: u64, body: Bytes) -> Frame {
-        Frame { header: Header::new(kind, key, value, body.len()), body: Body::Bytes(body) }
+        Frame { header: Header::new(kind, key, value, body.len()), body: Piece::Bytes(body) }
     }
 }
 
@@ -199,13 +188,15 @@ pub(super) struct Outbox<F> {
     pub(super) emptied: Notify,
     /// Set once: why the connection is at its end.
     closing: watch::Sender<Option<String>>,
+    pub(super) wire: Arc<Wire>,
 }
 
 impl<F: Flow> Outbox<F> {
     pub(super) fn new() -> Outbox<F> {
         let queues =
             Queues { control: VecDeque::new(), flows: BTreeMap::new(), fresh: VecDeque::new(), turns: VecDeque::new(), waiting_bytes: 0 };
-        Outbox { queues: Mutex::new(queues), filled: Notify::new(), emptied: Notify::new(), closing: watch::Sender::new(None) }
+        let (filled, emptied) = (Notify::new(), Notify::new());
+        Outbox { queues: Mutex::new(queues), filled, emptied, closing: watch::Sender::new(None), wire: Wire::new() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queues<F>> {
@@ -226,6 +217,7 @@ impl<F: Flow> Outbox<F> {
             }
             first
         });
+        self.filled.notify_one();
         self.emptied.notify_waiters();
     }
 
@@ -240,26 +232,74 @@ impl<F: Flow> Outbox<F> {
         closing.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone()).unwrap_or_default()
     }
 
-    /// Writes until the connection is to end; a failed write ends it. Gives the reason.
-    pub(super) async fn write_to(&self, mut half: OwnedWriteHalf) -> String {
-        tokio::select! {
-            why = self.wait_closed() => why,
-            Err(error) = self.write_all(&mut half) => format!("writing failed: {error}"),
+    /// A frame was read, with a body of so many bytes, which `ended` a transfer of several frames.
+    pub(super) fn took(&self, body: usize, ended: bool) {
+        if self.wire.took(body, ended) {
+            self.wake();
         }
     }
 
-    async fn write_all(&self, half: &mut OwnedWriteHalf) -> io::Result<()> {
+    /// The peer has so many bytes.
+    pub(super) fn acknowledged(&self, count: u64) -> Result<(), String> {
+        if self.wire.acknowledged(count)? {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Writes until the connection is to end, over one TCP connection after the other, and tells the peer. Gives the reason.
+    pub(super) async fn write_to_end(&self) -> String {
+        let late = async {
+            let why = self.wait_closed().await;
+            tokio::time::sleep(LAST_WRITE).await;
+            why
+        };
+        tokio::select! {
+            why = late => why,
+            why = self.write_all() => why,
+        }
+    }
+
+    async fn write_all(&self) -> String {
+        loop {
+            let mut outgoing = tokio::select! {
+                outgoing = self.wire.outgoing() => outgoing,
+                why = self.wait_closed() => return why,
+            };
+            let number = outgoing.number();
+            let written = tokio::select! {
+                written = self.write_on(&mut outgoing) => written,
+                () = self.wire.replaced(number) => continue,
+            };
+            match written {
+                Ok(why) => return why,
+                Err(error) => self.wire.broke(number, &format!("writing failed: {error}")),
+            }
+        }
+    }
+
+    /// Between a frame being taken and its bytes being kept nothing is awaited, so this may be dropped at any time.
+    async fn write_on(&self, outgoing: &mut Outgoing) -> io::Result<String> {
+        outgoing.repeat().await?;
         let mut frames = Vec::new();
         let mut finished = Vec::new();
         loop {
-            self.lock().take(&mut frames, &mut finished);
-            if frames.is_empty() {
+            if let Some(why) = self.closed() {
+                // The peer may have gone first.
+                let _ = outgoing.end().await;
+                return Ok(why);
+            }
+            if self.wire.has_room() {
+                self.lock().take(&mut frames, &mut finished);
+            }
+            let pieces = self.wire.keep(&mut frames);
+            if pieces.is_empty() {
                 self.filled.notified().await;
                 continue;
             }
-            self.emptied.notify_waiters();
-            write_frames(half, &frames).await?;
             frames.clear();
+            self.emptied.notify_waiters();
+            outgoing.write(&pieces).await?;
             finished.clear();
         }
     }
@@ -271,28 +311,6 @@ pub(super) fn writer_ended(ended: Result<String, JoinError>) -> String {
         tracing::error!(%error, "the writer of a data-plane connection failed");
         format!("its writer failed: {error}")
     })
-}
-
-/// Headers and bodies in as few system calls as the socket allows.
-async fn write_frames(half: &mut OwnedWriteHalf, frames: &[Frame]) -> io::Result<()> {
-    let headers: Vec<[u8; HEADER]> = frames.iter().map(|frame| frame.header.encode()).collect();
-    let mut parts = Vec::with_capacity(2 * frames.len());
-    for (frame, header) in frames.iter().zip(&headers) {
-        parts.push(IoSlice::new(header));
-        let body = frame.body.bytes();
-        if !body.is_empty() {
-            parts.push(IoSlice::new(body));
-        }
-    }
-    let mut rest = &mut parts[..];
-    while !rest.is_empty() {
-        let count = half.write_vectored(rest).await?;
-        if count == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        IoSlice::advance_slices(&mut rest, count);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,11 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::frame::{Header, Key, Kind, encode_status};
-use super::outbox::{Body, Flow, Frame, Outbox};
+use super::kept::Piece;
+use super::outbox::{Flow, Frame, Outbox};
 use super::{DownloadSource, FIRST_BYTES, UploadSink};
 
-/// Connections at a time, greeted or not.
+/// Connections at a time, broken ones that may come back included.
 const CONNECTIONS_MAX: usize = 1024;
+
+/// TCP connections at a time, greeted or not.
+const SOCKETS_MAX: usize = 2 * CONNECTIONS_MAX;
 
 /// Downloads of one connection, and of all sessions without one.
 const DOWNLOADS_MAX: usize = 64 << 10;
@@ -49,7 +53,9 @@ struct Shared {
     sink: Arc<dyn UploadSink>,
     /// Taken before the queues of a connection, never after.
     sessions: Mutex<Sessions>,
-    connections: AtomicUsize,
+    /// By the name that the edge chose.
+    connections: Mutex<BTreeMap<SessionId, Arc<Connection>>>,
+    sockets: AtomicUsize,
     stop: watch::Sender<bool>,
 }
 
@@ -134,21 +140,21 @@ impl Flow for Download {
         let (kind, value) = if self.offered { (Kind::Chunk, 0) } else { (Kind::Offer, self.total as u64) };
         self.offered = true;
         self.sent = range.end;
-        Frame { header: Header::new(kind, key, value, range.len()), body: Body::Source(Arc::clone(&self.source), range) }
+        Frame { header: Header::new(kind, key, value, range.len()), body: Piece::Source(Arc::clone(&self.source), range) }
     }
 }
 
 impl DataServer {
     /// Serves on the current tokio runtime.
     pub fn start(listener: TcpListener, token: String, sink: Arc<dyn UploadSink>) -> DataServer {
-        let shared =
-            Arc::new(Shared { token, sink, sessions: Mutex::default(), connections: AtomicUsize::new(0), stop: watch::Sender::new(false) });
+        let (sessions, connections) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { token, sink, sessions, connections, sockets: AtomicUsize::new(0), stop: watch::Sender::new(false) });
         tokio::spawn(accept_all(listener, Arc::clone(&shared)));
         DataServer { inner: Arc::new(Inner { shared }) }
     }
 
-    /// Offers bytes to whichever edge attached `session`, or will. `done` is called exactly once: when all was written
-    /// to the socket, or dropped, or failed. Callable from any thread.
+    /// Offers bytes to whichever edge attached `session`, or will. `done` is called exactly once: when all was handed to the
+    /// socket, or dropped, or failed. The source is let go when the edge has acknowledged it. Callable from any thread.
     pub fn offer(&self, session: SessionId, buffer: Handle, source: Arc<dyn DownloadSource>, done: Box<dyn FnOnce() + Send>) {
         let total = source.bytes().len();
         let allowed = FIRST_BYTES as u64;
@@ -323,15 +329,15 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 fn admit(tcp: TcpStream, peer: String, shared: &Arc<Shared>) {
-    if shared.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-        shared.connections.fetch_sub(1, Ordering::Relaxed);
+    if shared.sockets.fetch_add(1, Ordering::Relaxed) >= SOCKETS_MAX {
+        shared.sockets.fetch_sub(1, Ordering::Relaxed);
         tracing::warn!(peer, "too many data-plane connections");
         return;
     }
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
         connection::serve(tcp, peer, &shared).await;
-        shared.connections.fetch_sub(1, Ordering::Relaxed);
+        shared.sockets.fetch_sub(1, Ordering::Relaxed);
     });
 }
 

@@ -122,8 +122,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A worker and an edge that is attached to one session.
-    pub(crate) async fn connected(session: SessionId) -> (World, DataClient) {
+    /// A worker.
+    pub(crate) async fn start() -> World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (sender, uploads) = mpsc::unbounded_channel();
@@ -131,7 +131,12 @@ impl World {
         let (sink, downloads) = sink();
         let done = Arc::new(AtomicUsize::new(0));
         let offers = Some(Offers { server, done: Arc::clone(&done) });
-        let world = World { address, offers, done, uploads, sink, downloads };
+        World { address, offers, done, uploads, sink, downloads }
+    }
+
+    /// A worker and an edge that is attached to one session.
+    pub(crate) async fn connected(session: SessionId) -> (World, DataClient) {
+        let world = World::start().await;
         let client = world.connect().await.unwrap();
         client.attach(session).await.unwrap();
         (world, client)
@@ -169,6 +174,11 @@ impl World {
         deadline(self.downloads.recv()).await.unwrap()
     }
 
+    /// Nothing more was heard.
+    pub(crate) fn is_silent(&mut self) -> bool {
+        self.downloads.is_empty() && self.uploads.is_empty()
+    }
+
     /// The next bytes of one download; nothing else may come in between, nor more than these.
     pub(crate) async fn bytes(&mut self, session: SessionId, buffer: Handle, length: usize) -> Bytes {
         let mut all = Vec::new();
@@ -195,6 +205,19 @@ impl World {
         deadline(wait).await;
         assert_eq!(self.done(), count);
     }
+}
+
+/// A frame as it lies on the wire, without its body.
+pub(crate) fn frame(kind: u8, body: u32, session: u64, buffer: u64, value: u64) -> Vec<u8> {
+    let mut bytes = vec![b'P', kind, 0, 0];
+    bytes.extend(body.to_le_bytes());
+    bytes.extend([session, buffer, value].iter().flat_map(|n| n.to_le_bytes()));
+    bytes
+}
+
+/// The beginning of a connection with this name and the token "secret"; `kind` 1 = a new one, 13 = one that broke.
+pub(crate) fn greeting(kind: u8, name: u64, received: u64) -> Vec<u8> {
+    [b"PWDATA\x02\x00", &frame(kind, 6, name, 0, received)[..], b"secret"].concat()
 }
 
 /// Sends bytes on a connection of its own and reads until the other side ends it.
