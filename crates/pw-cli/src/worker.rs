@@ -46,6 +46,10 @@ pub(crate) struct Args {
     /// Port for the operands of collectives from other workers, at the same address; 0 = any free one
     #[arg(long, default_value_t = 0)]
     gang_port: u16,
+    /// Where the controller and the other workers reach this worker for array bytes, if that is not the address and port that it
+    /// listens on: behind NAT, in a container, through a proxy
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    advertise: Option<String>,
     /// Secret of the controller
     #[arg(long, env = "PATHWAYS_TOKEN", hide_env_values = true, default_value = "")]
     token: String,
@@ -98,6 +102,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         slot: args.slot,
         listen_data: SocketAddr::new(args.listen, args.data_port),
         gang_port: args.gang_port,
+        advertise: args.advertise,
         host: cluster::host_name(),
         build: crate::build::id().to_owned(),
         compile_child,
@@ -120,6 +125,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     runtime.shutdown_background();
     result?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse().is_ok_and(|port: u16| port > 0) => Ok(text.to_owned()),
+        _ => Err("not of the form HOST:PORT".to_owned()),
+    }
 }
 
 /// The plugin reads its log level from the environment when it is loaded: run again with it set.

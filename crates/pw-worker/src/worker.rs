@@ -60,6 +60,8 @@ pub struct WorkerConfig {
     pub listen_data: SocketAddr,
     /// Port, of the same address, for the operands of collectives; 0 = any.
     pub gang_port: u16,
+    /// What others are told in place of that, `HOST:PORT`.
+    pub advertise: Option<String>,
     /// Name of this machine, for people, and for edges where `listen_data` names no address.
     pub host: String,
     pub build: String,
@@ -115,14 +117,16 @@ fn describe(config: &WorkerConfig, client: &Client, bound: SocketAddr, gang_boun
     });
     let reach =
         |bound: SocketAddr| if bound.ip().is_unspecified() { format!("{}:{}", config.host, bound.port()) } else { bound.to_string() };
+    // Gangs are reached at the same name, each at its own port.
+    let advertised = |port: u16| config.advertise.as_ref().and_then(|a| a.rsplit_once(':')).map(|(host, _)| format!("{host}:{port}"));
     WorkerInfo {
         host: config.host.clone(),
         pid: std::process::id(),
         build: config.build.clone(),
         platform_name: client.platform_name().to_owned(),
         platform_version: client.platform_version().to_owned(),
-        data_address: reach(bound),
-        gang_address: reach(gang_bound),
+        data_address: config.advertise.clone().unwrap_or_else(|| reach(bound)),
+        gang_address: advertised(gang_bound.port()).unwrap_or_else(|| reach(gang_bound)),
         island: config.island,
         devices: devices.collect(),
         test_targets: targets::for_tests(config.test_targets).iter().map(|&t| t.to_owned()).collect(),

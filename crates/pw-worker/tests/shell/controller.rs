@@ -34,6 +34,7 @@ pub(crate) fn config(plugin: &Path, cache_dir: &Path, controller: String, test_t
         slot: None,
         listen_data: "127.0.0.1:0".parse().expect("an address"),
         gang_port: 0,
+        advertise: None,
         host: "localhost".to_owned(),
         build: "test".to_owned(),
         compile_child: child.to_vec(),
