@@ -1,4 +1,4 @@
-"""The connection between controller and worker breaks: both keep what was on its way, and nothing is lost."""
+"""Connections between controller and worker, or for array bytes, break: both sides keep what was on its way, and nothing is lost."""
 
 import json
 import os
@@ -32,8 +32,12 @@ class Proxy:
             if self.is_cut:
                 reset(client)
                 continue
+            try:
+                server = socket.create_connection(self.target)
+            except OSError:
+                reset(client)
+                continue
             self.accepted += 1
-            server = socket.create_connection(self.target)
             self.open |= {client, server}
             for ends in ((client, server), (server, client)):
                 threading.Thread(target=self.pump, args=ends, daemon=True).start()
@@ -47,11 +51,14 @@ class Proxy:
         reset(source), reset(sink)
 
     def cut(self, seconds):
+        self.begin_cut()
+        time.sleep(seconds)
+        self.is_cut = False
+
+    def begin_cut(self):
         self.is_cut = True
         while self.open:
             reset(self.open.pop())
-        time.sleep(seconds)
-        self.is_cut = False
 
 
 def reset(end):
@@ -123,3 +130,58 @@ def test_a_link_that_stays_broken_is_a_lost_worker(processes, cluster):
     got = worker.finish(40)
     assert got.code != 0 and "could not be reached again within 15 s" in got.err, got.err
     assert not is_ready(processes, ports)
+
+
+MOVING = """
+import jax, numpy as np
+devices = jax.devices()
+def check(got, sent):
+    assert np.array_equal(np.asarray(got), sent), (np.asarray(got).ravel()[:4], sent.ravel()[:4])
+print("READY.", flush=True)
+turns = 0
+while not STOP.exists():
+    turns += 1
+    small = [np.full(16, 4 * turns + i, np.float32) for i in range(len(devices))]
+    large = np.arange(turns, turns + (2 << 20), dtype=np.float32)
+    up = [jax.device_put(value, device) for value, device in zip(small, devices)]
+    up_large = [jax.device_put(large, device) for device in devices]
+    turned = [jax.device_put(value, devices[(i + 1) % len(devices)]) for i, value in enumerate(up + up_large)]
+    [check(got, sent) for got, sent in zip(up + turned, small + small)]
+    [check(got, large) for got in turned[len(devices):] + up_large]
+result(turns)
+"""
+
+
+def test_connections_for_array_bytes_that_break_lose_nothing(processes):
+    ports = start_controller(processes, "--expect", 2)
+    proxies, workers = [], []
+    for _ in range(2):
+        port = free_port()
+        proxies.append(Proxy(f"127.0.0.1:{port}"))
+        flags = ["--data-port", port, "--advertise", proxies[-1].address]
+        workers.append(processes.pathways("worker", "--controller", ports["workers"], "--devices", 2, "--cache-dir", CACHE, *flags))
+    stop = processes.folder / "stop"
+    script = f"import pathlib; STOP = pathlib.Path({str(stop)!r})\n" + MOVING
+    client = processes.python(script, JAX_PLATFORMS="proxy", JAX_BACKEND_TARGET=f"grpc://{ports['clients']}")
+    client.wait_for(r"READY\.")
+    for _ in range(CUTS):
+        time.sleep(0.7)
+        before = [proxy.accepted for proxy in proxies]
+        for proxy in proxies:
+            proxy.begin_cut()
+        time.sleep(CUT_SECONDS)
+        for proxy in proxies:
+            proxy.is_cut = False
+        deadline = time.monotonic() + 20
+        while not all(proxy.accepted > count for proxy, count in zip(proxies, before)):
+            assert client.popen.poll() is None and time.monotonic() < deadline, client.err
+            time.sleep(0.05)
+    time.sleep(0.5)
+    stop.touch()
+    assert client.finish(60).value > 1
+    assert all(worker.popen.poll() is None for worker in workers)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
