@@ -33,7 +33,8 @@ impl Core {
         self.nodes.values().filter(|n| matches!(n.state, NodeState::Granted { .. })).for_each(|node| {
             *running.entry(node.session).or_default() += 1;
             if node.is_gang() {
-                node.devices.iter().for_each(|&d| gangs[d as usize] += 1);
+                let there = node.devices.iter().filter(|&&d| !node.lost.contains(&self.members.slot_of(d)));
+                there.for_each(|&d| gangs[d as usize] += 1);
             }
         });
         for (device, state) in self.members.devices.iter().enumerate() {

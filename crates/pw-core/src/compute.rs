@@ -178,6 +178,9 @@ impl Core {
 
     pub(crate) fn compiled(&mut self, slot: HostSlot, id: ExecutableId, result: Result<Arc<CompileReport>, Status>, fx: &mut Effects) {
         let Some(entry) = self.executables.get_mut(id) else { return };
+        if !matches!(entry.state, ExecutableState::Compiling(_)) {
+            return;
+        }
         let first = !entry.homes.iter().any(|h| h.done);
         let result = match (result, &entry.report) {
             (Ok(new), Some(known)) if !first && new.fingerprint != known.fingerprint => {

@@ -97,12 +97,7 @@ impl Core {
             session.running -= 1;
         }
         if let Work::Launch { executable, .. } = node.work {
-            for &device in node.devices.iter() {
-                let state = &mut self.members.devices[device as usize];
-                // A worker that came back starts with an empty window.
-                state.window_ns = state.window_ns.saturating_sub(node.cost_ns);
-                state.window_gangs = state.window_gangs.saturating_sub(1);
-            }
+            self.leave_windows(&node, |slot| !node.lost.contains(&slot));
             let measured = device_ns.filter(|_| node.fault.is_none());
             if let Some(session) = self.sessions.get_mut(&node.session) {
                 let actual = measured.unwrap_or(0);
@@ -129,6 +124,17 @@ impl Core {
             Some(fault) => Err(fault),
         };
         self.settle(&mut node, result, fx);
+    }
+
+    /// A gang is no longer under way on the workers that are `meant`.
+    pub(crate) fn leave_windows(&mut self, node: &Node, meant: impl Fn(HostSlot) -> bool) {
+        for &device in node.devices.iter() {
+            if meant(self.members.slot_of(device)) {
+                let state = &mut self.members.devices[device as usize];
+                state.window_ns -= node.cost_ns;
+                state.window_gangs -= 1;
+            }
+        }
     }
 
     /// Decides the outputs of a node that is out of the graph, and answers its waiters.

@@ -82,6 +82,8 @@ pub(crate) struct Node {
     /// Devices whose time or memory it takes.
     pub(crate) devices: Arc<[DeviceKey]>,
     pub(crate) state: NodeState,
+    /// Workers that were lost since it was granted to them. What it takes of their devices went with them.
+    pub(crate) lost: SmallVec<[HostSlot; 1]>,
     /// Charged device time at the grant.
     pub(crate) cost_ns: u64,
     /// Measured device time: the longest of its hosts.
@@ -117,6 +119,7 @@ impl Node {
             outputs: SmallVec::new(),
             devices,
             state: NodeState::Queued,
+            lost: SmallVec::new(),
             cost_ns: 0,
             device_ns: 0,
             bytes,

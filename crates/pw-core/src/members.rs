@@ -6,7 +6,7 @@ use pw_types::{Cause, Code, HostSlot, Incarnation, RunId, SessionId, Status, Tim
 
 use crate::directory::{BackingKey, BackingState};
 use crate::executables::ExecutableState;
-use crate::graph::{self, NodeState, Work};
+use crate::graph::{self, Node, NodeState, Work};
 use crate::session::Pending;
 use crate::{Core, Effect, Effects};
 
@@ -52,31 +52,41 @@ impl Core {
         let unavailable = Arc::new(Status::new(Code::Unavailable, format!("{name} is lost: {reason}")).with_cause(cause));
         fx.edge(ToEdge::WorkerDown { slot, incarnation });
 
-        // What it has handed to its connections may be lost with it: such a move waits at the receiver, who is told.
-        let concerns = |work: &Work| matches!(work, Work::Move { from, .. } if *from == slot);
+        // What it has handed to its connections may be lost with it, even if it has reported its own end: the receiver of
+        // a move, or the other members of a gang, wait for that and are told.
+        let concerns = |node: &Node| match &node.work {
+            Work::Move { from, .. } => *from == slot,
+            Work::Launch { .. } => node.devices.iter().any(|&d| self.members.slot_of(d) == slot) && !node.lost.contains(&slot),
+            _ => false,
+        };
         let runs: Vec<RunId> = self
             .nodes
             .iter()
-            .filter(|(_, n)| matches!(&n.state, NodeState::Granted { hosts } if hosts.contains(&(slot, incarnation)) || concerns(&n.work)))
+            .filter(|(_, n)| matches!(&n.state, NodeState::Granted { hosts } if hosts.contains(&(slot, incarnation)) || concerns(n)))
             .map(|(&r, _)| r)
             .collect();
         for run in graph::sorted(runs) {
-            let node = self.nodes.get_mut(&run).expect("just found");
-            match node.work {
-                // All may have arrived. If not, this is why, also where the receiver has said so before.
-                Work::Move { from, .. } if from == slot => match &mut node.fault {
-                    Some(fault) => *fault = lost.clone(),
-                    None => node.reason = Some(lost.clone()),
-                },
-                _ => drop(node.fault.get_or_insert_with(|| lost.clone())),
+            let mut node = self.nodes.remove(&run).expect("just found");
+            let joint = matches!(node.work, Work::Move { .. } | Work::Launch { .. });
+            if node.is_gang() {
+                self.leave_windows(&node, |s| s == slot);
+                node.lost.push(slot);
             }
-            let NodeState::Granted { hosts } = &mut node.state else { continue };
+            match (&node.work, &mut node.fault) {
+                // All may have arrived. If not, this is why, also where the receiver has said so before.
+                (Work::Move { from, .. }, Some(fault)) if *from == slot => *fault = lost.clone(),
+                (Work::Move { from, .. }, None) if *from == slot => node.reason = Some(lost.clone()),
+                // The others may have noticed first.
+                (Work::Launch { .. }, Some(fault)) if fault.code == Code::Unavailable => *fault = lost.clone(),
+                (_, fault) => drop(fault.get_or_insert_with(|| lost.clone())),
+            }
+            let NodeState::Granted { hosts } = &mut node.state else { unreachable!("just seen") };
             hosts.retain(|h| *h != (slot, incarnation));
             let left = hosts.clone();
-            let is_joint = matches!(node.work, Work::Move { .. } | Work::Launch { .. });
+            self.nodes.insert(run, node);
             if left.is_empty() {
                 self.finish(run, None, fx);
-            } else if is_joint {
+            } else if joint {
                 self.cancel_at(&left, run, &lost, fx);
             }
         }

@@ -1,6 +1,7 @@
 //! Event scripts: events in, effects out, through a small world that plays the edge and the workers.
 
 mod describe;
+mod gangs;
 mod moves;
 mod parts;
 mod specs;
@@ -38,6 +39,7 @@ fn worker(devices: usize, memory: Option<u64>) -> WorkerInfo {
         platform_name: "cpu".into(),
         platform_version: "test".into(),
         data_address: "h:1".into(),
+        gang_address: "h:2".into(),
         island: 0,
         devices: vec![device; devices],
         test_targets: vec![],
@@ -509,23 +511,6 @@ fn a_lost_worker_poisons_what_lived_there_and_nothing_else() {
     assert!(status.message.starts_with("worker 1 (host h, pid 7) is lost: killed"), "{status}");
     let status = error(w.ask(A, make_on(3, 1)));
     assert_eq!(status.code, Code::Unavailable);
-}
-
-#[test]
-fn a_program_over_two_workers_is_named_as_not_built() {
-    let mut w = World::new(1, None);
-    w.turn([Event::WorkerHello { connection: 2, incarnation: Incarnation(2), wanted_slot: None, info: worker(1, None) }]);
-    w.open(A, "a", 1);
-    let request = CompileRequest {
-        program: Bytes::new(),
-        options: Bytes::new(),
-        devices: vec![VirtualDeviceId(0), VirtualDeviceId(1)],
-        replicas: 1,
-        partitions: 2,
-    };
-    let status = error(w.ask(A, Request::Compile(request)));
-    assert_eq!(status.code, Code::Unimplemented);
-    assert!(status.message.contains("a program over workers [0, 1]"), "{status}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn a_worker_that_comes_back_loads_what_sessions_still_name() {
     let hello = |life| Event::WorkerHello { connection: life, incarnation: Incarnation(life), wanted_slot: None, info: worker(1, None) };
     w.turn([hello(2)]);
     let commands = w.commands();
-    let [Command::Load { executable, fingerprint }] = &commands[..] else { panic!("{commands:?}") };
+    let [Command::Load { executable, fingerprint, gang: None }] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(fingerprint, &Bytes::from_static(b"f"));
     let executable = *executable;
     let says = |life, report| Event::Report { slot: HostSlot(0), incarnation: Incarnation(life), report };
