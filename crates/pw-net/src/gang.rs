@@ -143,6 +143,10 @@ impl GangNet {
         let unknown = || NetError::Closed { peer: format!("worker {to}"), reason: "its address is not known".to_owned() };
         let line = line.ok_or_else(unknown)?;
         let mut line = lock(&line);
+        // A run is given up before another life of its worker becomes a neighbour, which must not get its frames.
+        if shared.mail().abandoned.contains(&name.run) {
+            return Err(NetError::Closed { peer: format!("worker {to}"), reason: "the run was given up".to_owned() });
+        }
         if line.open.is_none() {
             line.open = Some(self.dial(&line.address)?);
         }
@@ -359,4 +363,24 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The run may have been one of a life of the worker that is over.
+    #[test]
+    fn nothing_is_sent_for_a_run_that_was_given_up() {
+        let listen = || GangNet::listen(SocketAddr::from(([127, 0, 0, 1], 0)), "token".to_owned()).unwrap();
+        let ((a, _), (b, address)) = (listen(), listen());
+        a.is_slot(HostSlot(0));
+        a.neighbour(HostSlot(1), &address.to_string());
+        let name = |run| FrameName { run, key: 0, count: 0, group: 0, from: 0 };
+        a.abandon(1);
+        assert!(a.send(HostSlot(1), name(1), &[b"old"]).is_err());
+        a.send(HostSlot(1), name(2), &[b"new"]).unwrap();
+        assert_eq!(b.receive(HostSlot(0), name(2)).unwrap(), b"new");
+        assert!(b.inner.shared.mail().frames.is_empty());
+    }
 }
