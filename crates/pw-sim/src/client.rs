@@ -73,6 +73,8 @@ pub(crate) struct Client {
     pub(crate) left: u32,
     /// More arrays than this are given up.
     arrays_max: usize,
+    /// So many programs of 1000 go to devices anywhere.
+    spread: u64,
 }
 
 impl Client {
@@ -94,6 +96,7 @@ impl Client {
             wanted: None,
             left,
             arrays_max: rng.between(6, 30) as usize,
+            spread: rng.pick(&[100, 300, 950]),
         }
     }
 
@@ -233,7 +236,8 @@ impl Client {
     fn compile(&mut self, op: OpId, rng: &mut Rng) -> Request {
         let program = rng.index(self.programs.len());
         let count = self.programs[program].devices as usize;
-        let mut devices = self.local_devices(count, rng);
+        let anywhere = count > self.devices_per_worker || rng.per_mille(self.spread);
+        let mut devices = if anywhere { self.any_devices(count, rng) } else { self.local_devices(count, rng) };
         if rng.per_mille(20) && devices.len() == count {
             devices.push(VirtualDeviceId(0));
         }

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use pw_types::*;
 
 use crate::failure::{Check, Invariant, violation};
-use crate::model::{Blame, Model, State, Then, Work};
+use crate::gang::given_up;
+use crate::model::{Blame, Model, Node, State, Then, Work};
 
 impl Model {
     /// The core answered a request.
@@ -131,11 +132,13 @@ impl Model {
             Cause::OutOfMemory => return node.own_exhausted,
             _ => {}
         }
-        if node.own.contains(status) {
+        if node.own.contains(status) || (*status == given_up() && self.is_given_up(node)) {
             return true;
         }
         if status.code == Code::Unavailable {
-            return node.devices.iter().any(|&d| self.order.ever_lost(self.order.slot_of(d)));
+            // The others of a gang may notice before the core does.
+            let killed = node.hosts.iter().any(|h| self.killed.contains(h));
+            return killed || node.devices.iter().any(|&d| self.order.ever_lost(self.order.slot_of(d)));
         }
         match &node.work {
             Work::Upload { buffers } => buffers.iter().filter_map(|&b| self.broken.get(&(node.session, b))).any(|broken| broken == status),
@@ -143,6 +146,7 @@ impl Model {
                 let program = &self.programs[*program];
                 (*bad_arguments && status.code == Code::InvalidArgument)
                     || (program.load_fails && *status == Status::internal(program.load_error()))
+                    || (status.code == Code::Cancelled && self.is_given_up(node))
             }
             Work::Read { bad } => *bad && status.code == Code::InvalidArgument,
             Work::Copy => false,
@@ -151,11 +155,18 @@ impl Model {
         }
     }
 
+    /// Its members on one host have failed, so that those on the others were told to give up.
+    fn is_given_up(&self, node: &Node) -> bool {
+        let failed = node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.order.lost.contains(h));
+        node.cancelled && node.hosts.len() > 1 && failed
+    }
+
     /// A worker ended a run, before anybody else hears of it.
     pub(crate) fn truth(&mut self, slot: HostSlot, run: RunId, result: &Result<(), Status>) -> Check {
         let index = self.node(run)?;
         if let Err(status) = result {
-            let ended = self.closing.contains(&self.nodes[index].session) && status.cause == Cause::Cancelled;
+            let stopped = status.cause == Cause::Cancelled || *status == given_up();
+            let ended = self.closing.contains(&self.nodes[index].session) && stopped;
             if !ended && !self.explains(index, status) {
                 return violation(
                     Invariant::A9Faults,

@@ -1,7 +1,7 @@
 //! The mini-simulator: the real core and several real exec cores, joined by the real encoding, in a world of fake
 //! clocks, links, devices and clients, all played from one seed.
 //!
-//! Owns: the simulated cluster (`world`, `worker`, `edge`, `client`), the reference model that says what every request
+//! Owns: the simulated cluster (`world`, `worker`, `gang`, `edge`, `client`), the reference model that says what every request
 //! must come to (`model`, `arrays`, `execute`), and the checkers, which are always on: order of grants and progress (A4),
 //! donation and references (A7), answers and faults (A9), memory in order time, the window, and values. A client reads
 //! tokens, which are hashes of how a value came about, and must read what the model says.
@@ -15,6 +15,7 @@ mod edge;
 mod execute;
 mod failure;
 mod faults;
+mod gang;
 mod link;
 mod model;
 mod order;
@@ -77,6 +78,8 @@ pub struct Summary {
     pub fetches: u64,
     /// Buffers sent from worker to worker.
     pub moves: u64,
+    /// Operands of collectives sent from worker to worker.
+    pub exchanges: u64,
     /// Runs that failed by themselves.
     pub faults: u64,
     /// Runs that found no memory.
@@ -101,6 +104,7 @@ impl Summary {
         self.launches += other.launches;
         self.fetches += other.fetches;
         self.moves += other.moves;
+        self.exchanges += other.exchanges;
         self.faults += other.faults;
         self.exhausted += other.exhausted;
         self.pauses += other.pauses;
@@ -116,7 +120,7 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} requests ({} errors), {} nodes, {} grants, {} launches, {} fetches, {} moves, {} faults, {} out of memory, {} pauses, \
+            "{} requests ({} errors), {} nodes, {} grants, {} launches, {} fetches, {} moves, {} exchanges, {} faults, {} out of memory, {} pauses, \
              {} workers killed, {} clients vanished, {} turns, {} frames, {} ms simulated",
             self.requests,
             self.errors,
@@ -125,6 +129,7 @@ impl fmt::Display for Summary {
             self.launches,
             self.fetches,
             self.moves,
+            self.exchanges,
             self.faults,
             self.exhausted,
             self.pauses,

@@ -31,6 +31,12 @@ pub(crate) struct Node {
     pub(crate) truth: BTreeMap<HostSlot, Result<(), Status>>,
     /// Hosts whose report reached the core.
     pub(crate) reported: Vec<HostSlot>,
+    /// The longest device time among their reports.
+    pub(crate) device_ns: u64,
+    /// Of a launch: which arguments are given to the plugin. The same on every host.
+    pub(crate) donates: Vec<bool>,
+    /// The core has told a host to give it up.
+    pub(crate) cancelled: bool,
     /// Errors that began here.
     pub(crate) own: Vec<Status>,
     /// It found no room.
@@ -121,8 +127,10 @@ pub(crate) struct Named {
 pub(crate) struct Compiled {
     pub(crate) program: usize,
     pub(crate) devices: Vec<usize>,
-    /// Its worker is lost, or it does not load: what runs of it are told.
+    /// One of its workers is lost, or it does not load: what runs of it are told.
     pub(crate) failed: Option<Code>,
+    /// Workers that have loaded it since they were last told to.
+    pub(crate) loaded: BTreeSet<HostSlot>,
     pub(crate) estimate_ns: u64,
     pub(crate) measured: bool,
 }
@@ -208,6 +216,8 @@ pub(crate) struct Model {
     pub(crate) asks: BTreeMap<(SessionId, OpId), Ask>,
     pub(crate) compiled: BTreeMap<ExecutableId, Compiled>,
     by_key: BTreeMap<(usize, Vec<usize>), ExecutableId>,
+    /// Devices of the last compile that was asked for.
+    compiling: Vec<usize>,
     /// Host buffers whose stream broke off.
     pub(crate) broken: BTreeMap<(SessionId, Handle), Status>,
     pub(crate) order: crate::order::Order,
@@ -230,6 +240,7 @@ impl Model {
             asks: BTreeMap::new(),
             compiled: BTreeMap::new(),
             by_key: BTreeMap::new(),
+            compiling: Vec::new(),
             broken: BTreeMap::new(),
             order,
             killed: BTreeSet::new(),
@@ -402,16 +413,6 @@ impl Model {
         devices.iter().map(|d| all.get(d.0 as usize).copied().ok_or(Blame::Code(Code::InvalidArgument))).collect()
     }
 
-    /// These devices belong to one worker, and it is there.
-    pub(crate) fn one_worker(&self, devices: &[usize]) -> Resolved<HostSlot> {
-        let slot = self.order.slot_of(devices[0]);
-        if devices.iter().any(|&d| self.order.slot_of(d) != slot) {
-            return Err(Blame::Code(Code::Unimplemented));
-        }
-        self.alive(slot)?;
-        Ok(slot)
-    }
-
     pub(crate) fn alive(&self, slot: HostSlot) -> Resolved<()> {
         if self.order.host(slot).alive { Ok(()) } else { Err(Blame::Code(Code::Unavailable)) }
     }
@@ -440,6 +441,9 @@ impl Model {
             hosts: Vec::new(),
             truth: BTreeMap::new(),
             reported: Vec::new(),
+            device_ns: 0,
+            donates: Vec::new(),
+            cancelled: false,
             own: Vec::new(),
             own_exhausted: false,
             cost_ns: 0,
@@ -454,11 +458,13 @@ impl Model {
             if devices.len() as u64 != expected {
                 return Err(Blame::Code(Code::InvalidArgument));
             }
-            self.one_worker(&devices)
+            devices.iter().try_for_each(|&d| self.alive(self.order.slot_of(d)))?;
+            Ok(devices)
         });
-        if let Err(blame) = placed {
-            return Ask::of("Compile", Err(blame));
-        }
+        self.compiling = match placed {
+            Ok(devices) => devices,
+            Err(blame) => return Ask::of("Compile", Err(blame)),
+        };
         let program = crate::program::Program::number(&request.program).expect("clients send programs of the world");
         let fails = self.programs[program].compile_fails;
         let mut blames = vec![Blame::Code(Code::Unavailable)];
@@ -470,14 +476,47 @@ impl Model {
     }
 
     /// The core asks a worker to compile: from now on this is the executable under its key.
-    pub(crate) fn compile_sent(&mut self, slot: HostSlot, command: &CompileCommand) {
+    pub(crate) fn compile_sent(&mut self, slot: HostSlot, command: &CompileCommand) -> Check {
         let program = crate::program::Program::number(&command.program).expect("clients send programs of the world");
-        let devices: Vec<usize> = command.devices.iter().map(|&d| self.order.device(slot, d)).collect();
-        self.by_key.insert((program, devices.clone()), command.executable);
         // Compiled again for a new life of its worker, it is still as fast as before.
-        let before = self.compiled.get(&command.executable).map(|c| (c.estimate_ns, c.measured));
-        let (estimate_ns, measured) = before.unwrap_or((1_000_000, false));
-        self.compiled.insert(command.executable, Compiled { program, devices, failed: None, estimate_ns, measured });
+        let before = self.compiled.get(&command.executable);
+        let devices = before.map_or_else(|| self.compiling.clone(), |c| c.devices.clone());
+        let (estimate_ns, measured) = before.map_or((1_000_000, false), |c| (c.estimate_ns, c.measured));
+        let own: Vec<usize> = command.devices.iter().map(|&d| self.order.device(slot, d)).collect();
+        let several = self.order.slots_of(&devices).len() > 1;
+        if own != if several { Vec::new() } else { devices.clone() } || !self.order.slots_of(&devices).contains(&slot) {
+            return violation(Invariant::Wire, format!("worker {slot} is to compile for {own:?}, not for its share of {devices:?}"));
+        }
+        self.by_key.insert((program, devices.clone()), command.executable);
+        let compiled = Compiled { program, devices, failed: None, loaded: BTreeSet::new(), estimate_ns, measured };
+        self.compiled.insert(command.executable, compiled);
+        Ok(())
+    }
+
+    /// The core asks a worker to load: it is told which members it has, and who has the others.
+    pub(crate) fn load_sent(&mut self, slot: HostSlot, executable: ExecutableId, gang: Option<&GangPart>) -> Check {
+        let Some(compiled) = self.compiled.get_mut(&executable) else {
+            return violation(Invariant::Wire, format!("executable {executable} is loaded but was never compiled"));
+        };
+        compiled.loaded.remove(&slot);
+        let (devices, order) = (&compiled.devices, &self.order);
+        let of = |at: HostSlot| (0..).zip(devices).filter(move |&(_, &d)| order.slot_of(d) == at);
+        let Some(gang) = gang else {
+            return match of(slot).count() == devices.len() {
+                true => Ok(()),
+                false => violation(Invariant::Wire, format!("worker {slot} is not told who has the other members of {executable}")),
+            };
+        };
+        let here: Vec<(u32, usize)> = gang.here.iter().map(|m| (m.member, order.device(slot, m.device))).collect();
+        let mut right = gang.members as usize == devices.len() && here == of(slot).map(|(m, &d)| (m, d)).collect::<Vec<_>>();
+        let mut others: Vec<HostSlot> = gang.others.iter().map(|peer| peer.slot).collect();
+        right &= gang.others.iter().all(|peer| peer.members == of(peer.slot).map(|(m, _)| m).collect::<Vec<_>>());
+        others.push(slot);
+        others.sort_unstable();
+        if right && others == order.slots_of(devices) {
+            return Ok(());
+        }
+        violation(Invariant::Wire, format!("worker {slot} is told {gang:?} of a program on devices {devices:?}"))
     }
 
     /// A compile was answered: the session's name of it.

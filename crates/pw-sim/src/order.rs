@@ -75,6 +75,12 @@ impl Order {
         HostSlot((device / self.devices_per_worker) as u32)
     }
 
+    /// The workers of these devices, in order.
+    pub(crate) fn slots_of(&self, devices: &[usize]) -> Vec<HostSlot> {
+        let slots: BTreeSet<HostSlot> = devices.iter().map(|&d| self.slot_of(d)).collect();
+        slots.into_iter().collect()
+    }
+
     pub(crate) fn device(&self, slot: HostSlot, index: u32) -> usize {
         slot.0 as usize * self.devices_per_worker + index as usize
     }
@@ -89,6 +95,11 @@ impl Order {
 
     pub(crate) fn joined(&mut self, slot: HostSlot, incarnation: Incarnation) {
         self.hosts[slot.0 as usize] = Host { alive: true, incarnation, ..Host::default() };
+    }
+
+    pub(crate) fn is_life(&self, slot: HostSlot, incarnation: Incarnation) -> bool {
+        let host = self.host(slot);
+        host.alive && host.incarnation == incarnation
     }
 
     pub(crate) fn ever_lost(&self, slot: HostSlot) -> bool {
@@ -126,12 +137,13 @@ pub(crate) fn consumed(command: &Command) -> Vec<BufferId> {
 }
 
 impl Model {
-    /// A worker is there, maybe again: what was lost with it is loaded.
+    /// A worker is there, maybe again: what was lost with it is loaded, once all its workers are there.
     pub(crate) fn joined(&mut self, slot: HostSlot, incarnation: Incarnation) {
         self.order.joined(slot, incarnation);
         let order = &self.order;
-        let lost = self.compiled.values_mut().filter(|c| order.slot_of(c.devices[0]) == slot && c.failed == Some(Code::Unavailable));
-        lost.for_each(|c| c.failed = None);
+        let lost = self.compiled.values_mut().filter(|c| c.failed == Some(Code::Unavailable));
+        let back = lost.filter(|c| order.slots_of(&c.devices).iter().all(|&s| order.host(s).alive));
+        back.for_each(|c| c.failed = None);
     }
 
     /// The core sent a command.
@@ -146,10 +158,8 @@ impl Model {
         match command {
             Command::Free { buffers } => buffers.iter().try_for_each(|&id| self.freed(slot, id)),
             Command::Cancel { runs, .. } => runs.iter().try_for_each(|&run| self.cancelled(run)),
-            Command::Compile(compile) => {
-                self.compile_sent(slot, compile);
-                Ok(())
-            }
+            Command::Compile(compile) => self.compile_sent(slot, compile),
+            Command::Load { executable, gang, .. } => self.load_sent(slot, *executable, gang.as_ref()),
             _ => Ok(()),
         }
     }
@@ -175,6 +185,9 @@ impl Model {
             }
         }
         self.nodes[index].hosts.push((slot, incarnation));
+        if let Command::Launch(launch) = command {
+            self.check_share(index, slot, launch)?;
+        }
         self.consume(slot, run, command)?;
         self.reserve(index, slot, command)
     }
@@ -191,8 +204,10 @@ impl Model {
             return violation(Invariant::A4Order, format!("run {run} is granted before run {}, which it consumes", self.nodes[input].run));
         }
         if let Command::Launch(launch) = command {
+            self.check_loaded(index, launch)?;
             self.check_donations(index, launch)?;
             self.enter_window(index, launch.executable)?;
+            self.nodes[index].donates = launch.arguments.iter().map(|a| a.donate).collect();
         }
         self.leave_queue(index, State::Granted);
         self.nodes[index].seq = seq;
@@ -205,6 +220,35 @@ impl Model {
         for (node, output) in self.nodes[index].inputs.clone() {
             self.nodes[node].outputs[output as usize].queued -= 1;
         }
+    }
+
+    /// A program runs once all its workers have it.
+    fn check_loaded(&self, index: usize, launch: &Launch) -> Check {
+        let Some(compiled) = self.compiled.get(&launch.executable) else {
+            return violation(Invariant::A4Order, format!("run {} is of a program that nobody compiled", launch.order.run));
+        };
+        match self.order.slots_of(&self.nodes[index].devices).into_iter().find(|slot| !compiled.loaded.contains(slot)) {
+            None => Ok(()),
+            Some(slot) => {
+                let text = format!("run {} is granted, but worker {slot} has not loaded its program", launch.order.run);
+                violation(Invariant::A4Order, text)
+            }
+        }
+    }
+
+    /// A host gets the shards of its own members, and is given the same arguments as the others.
+    fn check_share(&self, index: usize, slot: HostSlot, launch: &Launch) -> Check {
+        let node = &self.nodes[index];
+        let members = node.devices.iter().filter(|&&d| self.order.slot_of(d) == slot).count();
+        let shards = |a: &Argument| a.segments.iter().map(|s| s.count as usize).sum::<usize>();
+        if members == 0 || launch.arguments.iter().any(|a| shards(a) != members) {
+            let text = format!("worker {slot} has {members} members in run {} and is sent {:?}", node.run, launch.arguments);
+            return violation(Invariant::A4Order, text);
+        }
+        if launch.arguments.iter().map(|a| a.donate).ne(node.donates.iter().copied()) {
+            return violation(Invariant::A7Donation, format!("run {} is given other arguments on worker {slot}", node.run));
+        }
+        Ok(())
     }
 
     /// A backing is given to the plugin only by its one owner (A7).
@@ -272,7 +316,8 @@ impl Model {
         let (mut temporaries, mut reused) = (0, 0);
         if let Command::Launch(launch) = command {
             temporaries = self.compiled.get(&launch.executable).map_or(0, |c| self.programs[c.program].temporaries);
-            for segment in launch.arguments.iter().filter(|a| a.donate).flat_map(|a| &a.segments) {
+            // All segments of such an argument are of one backing.
+            for segment in launch.arguments.iter().filter(|a| a.donate).filter_map(|a| a.segments.first()) {
                 let made = self.node(segment.buffer.run)?;
                 reused += self.nodes[made].outputs[segment.buffer.output as usize].bytes;
             }
@@ -319,11 +364,15 @@ impl Model {
         Ok(())
     }
 
-    fn cancelled(&self, run: RunId) -> Check {
-        let node = &self.nodes[self.node(run)?];
+    fn cancelled(&mut self, run: RunId) -> Check {
+        let index = self.node(run)?;
+        self.nodes[index].cancelled = true;
+        let node = &self.nodes[index];
         let broken = match &node.work {
             Work::Upload { buffers } => buffers.iter().any(|&b| self.broken.contains_key(&(node.session, b))),
-            Work::Move { .. } => node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.order.lost.contains(h)),
+            Work::Move { .. } | Work::Launch { .. } => {
+                node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.order.lost.contains(h))
+            }
             _ => false,
         };
         if broken || self.closed.contains(&node.session) {
@@ -338,9 +387,16 @@ impl Model {
             Report::Finished { run, device_ns, result } => self.finished(slot, incarnation, *run, *device_ns, result),
             // The new life of a worker compiles what it does not find.
             Report::Loaded { result: Err(Status { code: Code::NotFound, .. }), .. } => Ok(()),
+            Report::Loaded { executable, result: Ok(()) } => {
+                if let Some(compiled) = self.compiled.get_mut(executable).filter(|_| self.order.is_life(slot, incarnation)) {
+                    compiled.loaded.insert(slot);
+                }
+                Ok(())
+            }
             Report::Loaded { executable, result: Err(status) } => {
-                if let Some(compiled) = self.compiled.get_mut(executable) {
-                    compiled.failed = Some(status.code);
+                // What it says of a load before a loss is old.
+                if let Some(compiled) = self.compiled.get_mut(executable).filter(|_| self.order.is_life(slot, incarnation)) {
+                    compiled.failed = compiled.failed.or(Some(status.code));
                 }
                 Ok(())
             }
@@ -349,8 +405,7 @@ impl Model {
     }
 
     fn finished(&mut self, slot: HostSlot, incarnation: Incarnation, run: RunId, device_ns: u64, result: &Result<(), Status>) -> Check {
-        let host = self.order.host(slot);
-        if !host.alive || host.incarnation != incarnation {
+        if !self.order.is_life(slot, incarnation) {
             return Ok(());
         }
         let index = self.node(run)?;
@@ -359,6 +414,7 @@ impl Model {
             return violation(Invariant::A9Finished, format!("run {run} finished on worker {slot} twice, or was never granted there"));
         }
         node.reported.push(slot);
+        node.device_ns = node.device_ns.max(device_ns);
         let good = result.is_ok();
         if !good {
             for output in 0..node.outputs.len() as u32 {
@@ -368,25 +424,32 @@ impl Model {
                 }
             }
         }
-        self.finish_if_last(index, good.then_some(device_ns));
+        self.finish_if_last(index);
         Ok(())
     }
 
-    fn finish_if_last(&mut self, index: usize, measured_ns: Option<u64>) {
-        let node = &mut self.nodes[index];
-        let open = |h: &&(HostSlot, Incarnation)| !node.reported.contains(&h.0) && !self.order.lost.contains(h);
-        if node.hosts.iter().any(|h| open(&h)) {
+    fn finish_if_last(&mut self, index: usize) {
+        let Model { nodes, order, compiled, .. } = self;
+        let node = &mut nodes[index];
+        let lost = |h: &(HostSlot, Incarnation)| order.lost.contains(h);
+        if node.hosts.iter().any(|h| !node.reported.contains(&h.0) && !lost(h)) {
             return;
         }
         node.state = State::Finished;
         let Work::Launch { executable, .. } = node.work else { return };
-        for &device in &node.devices {
-            let state = &mut self.order.devices[device];
+        // The window of a lost worker went with it.
+        let (gone, there): (Vec<_>, Vec<_>) = node.hosts.iter().partition(|h| lost(h));
+        for device in node.devices.iter().copied().filter(|&d| there.iter().any(|(slot, _)| *slot == order.slot_of(d))).collect::<Vec<_>>()
+        {
+            let state = &mut order.devices[device];
             state.gangs = state.gangs.saturating_sub(1);
             state.gang_ns = state.gang_ns.saturating_sub(node.cost_ns);
         }
-        if let (Some(ns), Some(compiled)) = (measured_ns, self.compiled.get_mut(&executable)) {
-            compiled.measure(ns);
+        if gone.is_empty()
+            && node.truth.values().all(Result::is_ok)
+            && let Some(compiled) = compiled.get_mut(&executable)
+        {
+            compiled.measure(node.device_ns);
         }
     }
 
@@ -402,7 +465,7 @@ impl Model {
         for index in 0..self.nodes.len() {
             let node = &self.nodes[index];
             if node.state == State::Granted && node.hosts.contains(&(slot, incarnation)) {
-                self.finish_if_last(index, None);
+                self.finish_if_last(index);
             }
         }
         let first = slot.0 as usize * self.order.devices_per_worker;
@@ -410,8 +473,10 @@ impl Model {
             self.order.devices[device] = Device::default();
         }
         let order = &self.order;
-        let here = self.compiled.values_mut().filter(|c| order.slot_of(c.devices[0]) == slot);
-        here.for_each(|c| c.failed = c.failed.or(Some(Code::Unavailable)));
+        for compiled in self.compiled.values_mut().filter(|c| order.slots_of(&c.devices).contains(&slot)) {
+            compiled.loaded.remove(&slot);
+            compiled.failed = compiled.failed.or(Some(Code::Unavailable));
+        }
     }
 
     /// Nodes that the core forgot without a grant. `sent` = runs that it granted while it handled the event.

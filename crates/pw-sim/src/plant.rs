@@ -1,12 +1,13 @@
 //! Planted bugs: one message is dropped, doubled or changed on its way, to show that a checker notices.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pw_core::Effect;
 use pw_types::*;
 
 use crate::failure::Invariant;
-use crate::model::Model;
+use crate::gang::Operands;
+use crate::model::{Model, Work};
 use crate::order::consumed;
 use crate::rng::Rng;
 
@@ -41,10 +42,16 @@ pub enum Plant {
     WideMemory,
     /// A device thread does not wait for its devices.
     EagerThread,
+    /// A worker gets two gangs in another order than the others.
+    SwapGangs,
+    /// Members of a failed gang are not told.
+    MissCancel,
+    /// A gang is given the operands of another run.
+    StrayOperands,
 }
 
 impl Plant {
-    pub const ALL: [Plant; 16] = [
+    pub const ALL: [Plant; 19] = [
         Plant::DropFree,
         Plant::FreeEarly,
         Plant::SwapGrants,
@@ -61,6 +68,9 @@ impl Plant {
         Plant::WideWindow,
         Plant::WideMemory,
         Plant::EagerThread,
+        Plant::SwapGangs,
+        Plant::MissCancel,
+        Plant::StrayOperands,
     ];
 
     /// The checker for it, and others that may notice first.
@@ -72,8 +82,10 @@ impl Plant {
             Plant::SwapGrants | Plant::ConsumerFirst | Plant::EagerThread => &[A4Order],
             Plant::ForceDonate => &[A7Donation],
             Plant::LoseReply | Plant::DoubleReply => &[A9Answers],
-            Plant::WrongShard => &[Values],
+            Plant::WrongShard | Plant::StrayOperands => &[Values],
             Plant::HideFinished | Plant::LoseUpload => &[A4Progress],
+            Plant::MissCancel => &[A4Progress, A7References],
+            Plant::SwapGangs => &[A4Progress, A4Order],
             Plant::DoubleFinished => &[A9Finished],
             Plant::PoisonBystander | Plant::SwallowFault => &[A9Faults],
             Plant::WideWindow => &[Window],
@@ -87,13 +99,15 @@ pub(crate) struct Planter {
     plant: Option<Plant>,
     /// Opportunities to let pass.
     skip: u64,
+    /// The last operands that a worker was sent by another, of each shape.
+    last: BTreeMap<(HostSlot, HostSlot, Vec<usize>), Vec<Vec<u64>>>,
 }
 
 impl Planter {
     pub(crate) fn new(plant: Option<Plant>, seed: u64) -> Planter {
-        let rare = matches!(plant, Some(Plant::SwallowFault | Plant::WrongShard));
+        let rare = matches!(plant, Some(Plant::SwallowFault | Plant::WrongShard | Plant::SwapGangs));
         let skip = Rng::new(seed ^ 0x70_6c61_6e74).below(if rare { 2 } else { 12 });
-        Planter { plant, skip }
+        Planter { plant, skip, last: BTreeMap::new() }
     }
 
     /// An opportunity is there: is it taken?
@@ -129,6 +143,10 @@ impl Planter {
                     list.push(list[at].clone());
                 }
             }
+            Some(Plant::MissCancel) => list.retain(|effect| match effect {
+                Effect::Send { command: Command::Cancel { runs }, .. } => !runs.iter().any(|&run| is_gang(model, run)),
+                _ => true,
+            }),
             Some(Plant::FreeEarly) => self.free_early(list, model),
             Some(Plant::SwapGrants) => self.swap(list, from, false),
             Some(Plant::ConsumerFirst) => self.swap(list, from, true),
@@ -202,6 +220,37 @@ impl Planter {
         }
     }
 
+    /// Changes what a worker is sent.
+    pub(crate) fn commands(&mut self, slot: HostSlot, list: &mut Vec<Command>, model: &Model) {
+        if self.plant != Some(Plant::SwapGangs) {
+            return;
+        }
+        for late in 1..list.len() {
+            for early in 0..late {
+                if deadlocks(slot, &list[early], &list[late], model) && depends_on_none(&list[late], &list[early..late]) && self.now() {
+                    let mut orders: Vec<NodeOrder> = list.iter().filter_map(Command::order).collect();
+                    let command = list.remove(late);
+                    list.insert(early, command);
+                    orders.reverse();
+                    let places = list.iter_mut().filter(|c| c.order().is_some());
+                    places.for_each(|c| orders.pop().into_iter().for_each(|o| set_command_order(c, (o.seq, o.previous))));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Changes what a worker sends to another.
+    pub(crate) fn operands(&mut self, to: HostSlot, operands: &mut Operands) {
+        if self.plant != Some(Plant::StrayOperands) {
+            return;
+        }
+        let shape = operands.tokens.iter().map(Vec::len).collect();
+        if let Some(other) = self.last.insert((to, operands.from, shape), operands.tokens.clone()) {
+            operands.tokens = other;
+        }
+    }
+
     /// Changes what a worker has just said.
     pub(crate) fn reports(&mut self, list: &mut Vec<Report>, model: &Model) {
         let Some(plant) = self.plant else { return };
@@ -251,7 +300,12 @@ fn node_of(effect: &Effect) -> Option<(HostSlot, NodeOrder)> {
 }
 
 fn set_order(effect: &mut Effect, (seq, previous): (GrantSeq, GrantSeq)) {
-    let Effect::Send { command, .. } = effect else { return };
+    if let Effect::Send { command, .. } = effect {
+        set_command_order(command, (seq, previous));
+    }
+}
+
+fn set_command_order(command: &mut Command, (seq, previous): (GrantSeq, GrantSeq)) {
     let order = match command {
         Command::Launch(c) => &mut c.order,
         Command::Copy(c) => &mut c.order,
@@ -261,6 +315,26 @@ fn set_order(effect: &mut Effect, (seq, previous): (GrantSeq, GrantSeq)) {
         _ => return,
     };
     (order.seq, order.previous) = (seq, previous);
+}
+
+fn is_gang(model: &Model, run: RunId) -> bool {
+    let node = &model.nodes[run.0 as usize - 1];
+    matches!(node.work, Work::Launch { .. }) && model.order.slots_of(&node.devices).len() > 1
+}
+
+/// Two gangs that would wait for each other, if this worker took them in another order than the others.
+fn deadlocks(slot: HostSlot, early: &Command, late: &Command, model: &Model) -> bool {
+    let (Command::Launch(early), Command::Launch(late)) = (early, late) else { return false };
+    let devices = |launch: &Launch| &model.nodes[launch.order.run.0 as usize - 1].devices;
+    let shared: Vec<usize> = devices(early).iter().copied().filter(|d| devices(late).contains(d)).collect();
+    let slots = model.order.slots_of(&shared);
+    slots.len() > 1 && slots.contains(&slot) && late.arguments.iter().all(|a| !a.donate)
+}
+
+/// Whether it could as well be sent before these.
+fn depends_on_none(command: &Command, before: &[Command]) -> bool {
+    let made: Vec<RunId> = before.iter().filter_map(|c| c.order().map(|o| o.run)).collect();
+    consumed(command).iter().all(|id| !made.contains(&id.run)) && !before.iter().any(|c| matches!(c, Command::Load { .. }))
 }
 
 /// The command with two of its inputs in each other's place, where that makes a difference.

@@ -42,8 +42,13 @@ impl Value {
 }
 
 impl Program {
-    pub(crate) fn random(id: u64, devices_max: u32, rng: &mut Rng) -> Program {
-        let devices = if rng.per_mille(400) { 1 } else { rng.between(1, u64::from(devices_max)) as u32 };
+    pub(crate) fn random(id: u64, devices_max: u32, workers: u32, rng: &mut Rng) -> Program {
+        let devices = match rng.below(10) {
+            0..=3 => 1,
+            // Maybe more than one worker has; they divide every size.
+            4..=5 => rng.pick(&[2, 3, 4, 6]).min(devices_max * workers),
+            _ => rng.between(1, u64::from(devices_max)) as u32,
+        };
         let value = |rng: &mut Rng| Value { n: rng.pick(&SIZES), tiled: devices > 1 && rng.per_mille(600), kind: "device" };
         let parameters: Vec<Value> = (0..rng.between(0, 3)).map(|_| value(rng)).collect();
         let outputs = (0..rng.between(1, 3))

@@ -10,11 +10,12 @@ fn fixed_seeds_keep_every_invariant() {
     };
     eprintln!("{CI_SEEDS} seeds: {total}");
     // The workload must go where it hurts.
-    let Summary { launches, fetches, moves, faults, exhausted, pauses, killed, vanished, .. } = total;
+    let Summary { launches, fetches, moves, exchanges, faults, exhausted, pauses, killed, vanished, .. } = total;
     for (what, count) in [
         ("launches", launches / 100),
         ("fetches", fetches / 10),
         ("moves", moves / 100),
+        ("exchanges", exchanges / 100),
         ("faults", faults / 10),
         ("out of memory", exhausted / 10),
         ("pauses", pauses),

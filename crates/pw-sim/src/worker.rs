@@ -5,7 +5,7 @@
 //! core orders: inputs are there when a launch starts, nothing reads storage that was given away, two gangs never share
 //! a device.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pw_exec::{
@@ -14,6 +14,7 @@ use pw_exec::{
 use pw_types::*;
 
 use crate::failure::{Check, Invariant, violation};
+use crate::gang::{Mail, Posted};
 use crate::model::Model;
 use crate::program::{ITEM_BYTES, Program, Programs, part_token};
 use crate::rng::Rng;
@@ -37,6 +38,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) offers: Vec<Offer>,
     /// What it sends to other workers.
     pub(crate) moves: Vec<Moved>,
+    /// Its part of collectives over several workers.
+    pub(crate) posted: Vec<Posted>,
     /// Reports of this turn.
     pub(crate) reports: Vec<Report>,
 }
@@ -76,23 +79,25 @@ struct Slot {
 }
 
 /// A launch in the hands of threads.
-struct Job {
-    start: Arc<StartLaunch>,
-    program: usize,
-    /// By argument, by member.
+pub(crate) struct Job {
+    pub(crate) start: Arc<StartLaunch>,
+    pub(crate) program: usize,
+    /// By argument, by member of this worker.
     arguments: Vec<Vec<usize>>,
     outputs: Vec<Vec<usize>>,
-    /// As `arguments`, once the member has begun.
-    tokens: Vec<Vec<u64>>,
-    /// Members that have not begun, and that have not ended.
+    /// By argument, by member of all, once the member has begun or its operands are here.
+    pub(crate) tokens: Vec<Vec<u64>>,
+    /// Members here that have not begun, and that have not ended.
     to_begin: usize,
     to_end: usize,
+    /// Other workers whose operands are awaited.
+    pub(crate) missing: BTreeSet<HostSlot>,
     device_ns: u64,
-    fails: Option<Arc<Status>>,
+    pub(crate) fails: Option<Arc<Status>>,
 }
 
 impl Job {
-    /// The members that this thread runs.
+    /// The members here that this thread runs.
     fn members(&self, thread: u32) -> Vec<usize> {
         let devices = &self.start.program.devices;
         (0..devices.len()).filter(|&m| self.start.thread_of(devices[m]) == thread).collect()
@@ -127,9 +132,10 @@ pub(crate) struct Worker {
     /// Frames sent and taken.
     pub(crate) sent: u64,
     pub(crate) received: u64,
-    programs: Programs,
+    pub(crate) programs: Programs,
     threads: Vec<Thread>,
-    jobs: BTreeMap<RunId, Job>,
+    pub(crate) jobs: BTreeMap<RunId, Job>,
+    pub(crate) mail: Mail,
     devices: Vec<Device>,
     store: BTreeMap<BackingKey, Vec<usize>>,
     slots: Vec<Slot>,
@@ -137,7 +143,7 @@ pub(crate) struct Worker {
     next_transfer: u64,
     /// Contents of host buffers that have landed.
     uploads: BTreeMap<(SessionId, Handle), u64>,
-    /// The cache.
+    /// The cache; without devices what is for members of a gang.
     pub(crate) compiled: BTreeMap<ExecutableId, (usize, Vec<u32>)>,
     /// Planted bug: a thread does not wait for its devices.
     pub(crate) eager: bool,
@@ -158,6 +164,7 @@ impl Worker {
             programs,
             threads: (0..devices).map(|_| Thread::default()).collect(),
             jobs: BTreeMap::new(),
+            mail: Mail::default(),
             devices: vec![Device::default(); devices],
             store: BTreeMap::new(),
             slots: Vec::new(),
@@ -272,11 +279,19 @@ impl Worker {
                 self.compile(command, around);
                 Ok(())
             }
-            ExecEffect::Load { executable, .. } => {
-                self.load(executable, around);
+            ExecEffect::Load { executable, gang, .. } => {
+                self.load(executable, gang, around);
                 Ok(())
             }
-            ExecEffect::Unload { .. } | ExecEffect::Neighbours(_) | ExecEffect::Abandon { .. } => Ok(()),
+            ExecEffect::Neighbours(gang) => {
+                self.mail.neighbours(&gang);
+                Ok(())
+            }
+            ExecEffect::Abandon { run } => {
+                self.abandon(run, around);
+                Ok(())
+            }
+            ExecEffect::Unload { .. } => Ok(()),
             ExecEffect::Describe { query, question, .. } => {
                 let answer = match question {
                     Question::Text => Description::Text("HloModule".to_owned()),
@@ -344,11 +359,17 @@ impl Worker {
             }
             arguments.push(slots);
         }
-        let members = start.program.devices.len();
-        let outputs = start.outputs.iter().map(|&o| self.create(o, members)).collect::<Check<Vec<_>>>()?;
+        let (members, total) = (start.program.devices.len(), start.program.total as usize);
+        let mut outputs = Vec::new();
+        for &output in &start.outputs {
+            let slots = self.create(output, total)?;
+            outputs.push(start.program.members.iter().map(|&m| slots[m as usize]).collect());
+        }
         let (run, threads) = (start.run, start.threads().to_vec());
-        let tokens = vec![vec![0; members]; arguments.len()];
-        let job = Job { start, program, arguments, outputs, tokens, to_begin: members, to_end: members, device_ns: 0, fails: None };
+        let tokens = vec![vec![0; total]; arguments.len()];
+        let (to_begin, to_end) = (members, members);
+        let missing = BTreeSet::new();
+        let job = Job { start, program, arguments, outputs, tokens, to_begin, to_end, missing, device_ns: 0, fails: None };
         self.jobs.insert(run, job);
         for thread in threads {
             self.threads[thread as usize].queue.push_back(run);
@@ -390,7 +411,10 @@ impl Worker {
         }
         job.to_begin -= members.len();
         if job.to_begin == 0 && job.fails.is_none() {
-            self.draw(&mut job, around)?;
+            match job.start.program.spans_workers() {
+                true => self.exchange(&mut job, around)?,
+                false => self.draw(&mut job, around)?,
+            }
         }
         let released: Vec<u32> = match (&job.fails, job.to_begin, job.device_ns) {
             // All of them, each after its own time.
@@ -400,13 +424,17 @@ impl Worker {
             (Some(_), ..) => job.start.threads().iter().copied().filter(|&t| self.threads[t as usize].running == Some(run)).collect(),
             (None, ..) => Vec::new(),
         };
-        let longest = job.device_ns;
+        self.release(&job, &released, around);
         self.jobs.insert(run, job);
-        for thread in released {
-            let wait = around.rng.between(longest / 2, longest);
+        Ok(())
+    }
+
+    /// These threads end their members, each after its own time.
+    pub(crate) fn release(&self, job: &Job, threads: &[u32], around: &mut Surroundings) {
+        for &thread in threads {
+            let wait = around.rng.between(job.device_ns / 2, job.device_ns);
             around.notes.push((wait, Note::ThreadDone(thread)));
         }
-        Ok(())
     }
 
     fn read_arguments(&self, job: &mut Job, members: &[usize]) -> Check {
@@ -415,7 +443,7 @@ impl Worker {
             for &member in members {
                 let slot = &self.slots[slots[member]];
                 match &slot.state {
-                    SlotState::Ready => job.tokens[argument][member] = slot.token,
+                    SlotState::Ready => job.tokens[argument][job.start.program.members[member] as usize] = slot.token,
                     SlotState::Poisoned(status) => job.fails = Some(job.fails.take().unwrap_or_else(|| status.clone())),
                     SlotState::Pending => {
                         return violation(Invariant::A4Order, format!("worker {}: run {run} starts before its input is made", self.slot));
@@ -461,16 +489,21 @@ impl Worker {
     }
 
     /// All members are there: how long it takes, and whether the device fails.
-    fn draw(&mut self, job: &mut Job, around: &mut Surroundings) -> Check {
-        let (run, program) = (job.start.run, &self.programs[job.program]);
-        if around.rng.per_mille(program.fails_per_mille) {
-            let status = Status::internal(format!("device failure in run {run}"));
-            let index = around.model.node(run)?;
-            around.model.nodes[index].own.push(status.clone());
-            job.fails = Some(Arc::new(status));
+    pub(crate) fn draw(&mut self, job: &mut Job, around: &mut Surroundings) -> Check {
+        let (fails, time) = (self.programs[job.program].fails_per_mille, self.programs[job.program].time_ns);
+        if around.rng.per_mille(fails) {
+            self.fails_by_itself(job, around)?;
         }
-        job.device_ns = around.rng.between(program.time_ns / 2, program.time_ns).max(1);
+        job.device_ns = around.rng.between(time / 2, time).max(1);
         self.launches += 1;
+        Ok(())
+    }
+
+    pub(crate) fn fails_by_itself(&self, job: &mut Job, around: &mut Surroundings) -> Check {
+        let status = Status::internal(format!("device failure in run {} on worker {}", job.start.run, self.slot));
+        let index = around.model.node(job.start.run)?;
+        around.model.nodes[index].own.push(status.clone());
+        job.fails = Some(Arc::new(status));
         Ok(())
     }
 
@@ -505,7 +538,8 @@ impl Worker {
                 match &job.fails {
                     Some(status) => slot.state = SlotState::Poisoned(status.clone()),
                     None => {
-                        slot.token = program.output_token(job.start.launch_id, output, member, &tokens);
+                        let place = job.start.program.members[member] as usize;
+                        slot.token = program.output_token(job.start.launch_id, output, place, &tokens);
                         slot.state = SlotState::Ready;
                     }
                 }
@@ -631,7 +665,7 @@ impl Worker {
         around.notes.push((around.rng.between(50_000, 3_000_000), Note::Event(event)));
     }
 
-    fn load(&mut self, executable: ExecutableId, around: &mut Surroundings) {
+    fn load(&mut self, executable: ExecutableId, gang: Option<Arc<GangPart>>, around: &mut Surroundings) {
         let Some((index, devices)) = self.compiled.get(&executable).cloned() else {
             // Compiled by an earlier life, with a cache that this one does not have.
             let event = ExecEvent::Loaded { executable, result: Err(Status::not_found("not in the cache")) };
@@ -639,13 +673,25 @@ impl Worker {
             return;
         };
         let program = &self.programs[index];
-        let result = if program.load_fails {
+        // Where several load it, it fails for one of them.
+        let here = gang.as_ref().is_none_or(|gang| gang.here[0].member == 0);
+        let result = if program.load_fails && here {
             Err(Status::internal(program.load_error()))
         } else {
             // Both forms are there, by program.
             let form = if index % 2 == 0 { Form::PerDevice } else { Form::Gang };
-            Ok(Arc::new(LoadedProgram::local(devices, form, Arc::new(program.report()))))
+            let loaded = LoadedProgram::local(devices, form, Arc::new(program.report()));
+            Ok(Arc::new(match &gang {
+                None => loaded,
+                Some(gang) => {
+                    let (members, devices) = gang.here.iter().map(|m| (m.member, m.device)).unzip();
+                    LoadedProgram { devices, members, total: gang.members, ..loaded }
+                }
+            }))
         };
+        if let Some(gang) = gang {
+            self.mail.parts.insert(executable, gang);
+        }
         let event = ExecEvent::Loaded { executable, result };
         around.notes.push((around.rng.between(10_000, 1_000_000), Note::Event(event)));
     }
@@ -656,9 +702,9 @@ impl Worker {
             return violation(Invariant::A7References, format!("worker {} keeps {text}", self.slot));
         }
         let busy = self.threads.iter().filter(|t| t.running.is_some() || !t.queue.is_empty()).count();
-        let counts = (self.store.len(), self.uploads.len(), self.transfers.len(), busy);
-        if counts != (0, 0, 0, 0) {
-            let text = format!("worker {} keeps (backings, uploads, transfers, busy threads) {counts:?}", self.slot);
+        let counts = (self.store.len(), self.uploads.len(), self.transfers.len(), busy, self.mail.left());
+        if counts != (0, 0, 0, 0, 0) {
+            let text = format!("worker {} keeps (backings, uploads, transfers, busy threads, operands) {counts:?}", self.slot);
             return violation(Invariant::A7References, text);
         }
         Ok(())

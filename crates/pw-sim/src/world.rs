@@ -1,23 +1,25 @@
 //! The simulated cluster: one real core, real exec cores, links, an edge and clients, played from one seed.
 
+mod workers;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use pw_core::{Core, CoreConfig, Effect, Effects};
-use pw_exec::ExecEvent;
-use pw_proto::control::{ControllerFrame, LogRecord, Wire, WorkerFrame};
+use pw_proto::control::{ControllerFrame, LogRecord, Wire};
 use pw_types::*;
 
 use crate::client::Client;
 use crate::edge::Edge;
 use crate::failure::{Check, Invariant, violation};
+use crate::gang::Operands;
 use crate::link::{Agenda, Link};
 use crate::model::{Model, Session, Then, Work};
 use crate::order::{Order, WindowRule};
 use crate::plant::{Plant, Planter};
 use crate::program::{Program, Programs};
 use crate::rng::{Digest, Rng};
-use crate::worker::{Moved, Note, Offer, Surroundings, Worker};
+use crate::worker::{Note, Offer, Worker};
 use crate::{Options, Summary};
 
 /// Lines of history that are kept.
@@ -43,10 +45,19 @@ enum Action {
     Close(SessionId),
 }
 
-/// On the data plane, edge to worker.
+/// On the data plane, to a worker.
+#[derive(Debug)]
 pub(crate) enum Data {
-    Put { session: SessionId, buffer: Handle, content: Result<u64, Status> },
+    Put {
+        session: SessionId,
+        buffer: Handle,
+        content: Result<u64, Status>,
+    },
     Detach(SessionId),
+    /// Of a life of another worker.
+    Operands(Incarnation, Operands),
+    /// The connection over which this worker's operands come is gone.
+    Broken(HostSlot),
 }
 
 /// The controller's and the data plane's ends of the connection to one life of a worker.
@@ -106,7 +117,7 @@ impl World {
         let memory = rng.pick(&[None, None, Some(700), Some(1500), Some(3000)]);
         let (rule, config) = rules(workers, options.plant == Some(Plant::WideWindow), &mut rng);
         let ahead_max = rng.pick(&[1, 2, 32]);
-        let programs: Programs = (0..8).map(|id| Program::random(id, devices as u32, &mut rng)).collect();
+        let programs: Programs = (0..8).map(|id| Program::random(id, devices as u32, workers as u32, &mut rng)).collect();
         let total = u64::from(steps) * u64::from(sessions);
         let rejoins = rng.per_mille(600);
         // Without its only worker a cluster has little to do.
@@ -244,16 +255,7 @@ impl World {
             Action::ToWorker(slot, incarnation, bytes) => self.frame_at_worker(slot, incarnation, bytes),
             Action::FromWorker(slot, incarnation, bytes) => self.frame_at_controller(slot, incarnation, bytes),
             Action::Worker(slot, incarnation, note) => self.with_worker(slot, incarnation, |worker, around| worker.note(note, around)),
-            Action::Data(slot, incarnation, data) => self.with_worker(slot, incarnation, |worker, around| {
-                match data {
-                    Data::Put { session, buffer, content } => worker.landed(session, buffer, content, around),
-                    Data::Detach(session) => {
-                        worker.inbox.push(ExecEvent::SessionDetached { session });
-                        worker.wake(around);
-                    }
-                }
-                Ok(())
-            }),
+            Action::Data(slot, incarnation, data) => self.data_at_worker(slot, incarnation, data),
             Action::Offer(offer) => {
                 self.say(|| format!("offer {offer:?}"));
                 self.summary.fetches += u64::from(offer.result.is_ok());
@@ -384,151 +386,6 @@ impl World {
         Ok(())
     }
 
-    // ---- workers ----
-
-    fn join(&mut self, slot: usize) {
-        self.next_incarnation += 1;
-        let incarnation = Incarnation(self.next_incarnation);
-        let host = HostSlot(slot as u32);
-        let mut worker = Worker::new(host, incarnation, self.devices, self.ahead_max, self.programs.clone());
-        worker.eager = self.options.plant == Some(Plant::EagerThread);
-        // It finds the cache of its earlier life, or is another machine.
-        if self.rng.per_mille(600) {
-            worker.compiled.clone_from(&self.caches[slot]);
-        }
-        self.workers[slot] = Some(worker);
-        let wide = self.options.plant == Some(Plant::WideMemory);
-        let device = WorkerDevice {
-            kind: "fake".to_owned(),
-            debug_string: "fake".to_owned(),
-            memory_kinds: vec!["device".to_owned(), "pinned_host".to_owned()],
-            default_memory_kind: "device".to_owned(),
-            memory_bytes: self.memory.map(|bytes| if wide { bytes * 2 } else { bytes }),
-        };
-        let info = WorkerInfo {
-            host: format!("host{slot}"),
-            pid: 100 + slot as u32,
-            build: String::new(),
-            platform_name: "fake".to_owned(),
-            platform_version: "1".to_owned(),
-            data_address: data_address(slot as u32, incarnation),
-            gang_address: String::new(),
-            island: 0,
-            devices: vec![device; self.devices],
-            test_targets: Vec::new(),
-        };
-        let hello = Event::WorkerHello { connection: self.next_incarnation, incarnation, wanted_slot: Some(host), info };
-        self.post(hello);
-    }
-
-    fn kill(&mut self, slot: HostSlot) {
-        let Some(worker) = self.workers[slot.0 as usize].take() else { return };
-        self.caches[slot.0 as usize].clone_from(&worker.compiled);
-        self.say(|| format!("worker {slot} is killed"));
-        self.summary.killed += 1;
-        self.summary.launches += worker.launches;
-        let incarnation = worker.incarnation;
-        self.model.killed.insert((slot, incarnation));
-        // Its connections to the others end behind what it has sent.
-        for other in (0..self.connections.len()).filter(|&other| other != slot.0 as usize) {
-            let life = self.connections[other].incarnation;
-            self.data(HostSlot(other as u32), life, Data::Detach(SessionId::of_worker(incarnation)));
-        }
-        // The last frames may still come, or not; the loss is noticed behind them.
-        if self.rng.per_mille(500) {
-            self.connections[slot.0 as usize].incarnation = Incarnation(0);
-        }
-        let lost = Event::WorkerLost { slot, incarnation, reason: "killed".to_owned() };
-        let noticed = self.connections[slot.0 as usize].reports.arrival(self.agenda.now, &mut self.rng);
-        self.agenda.at(noticed, Action::Inbox(lost));
-    }
-
-    fn with_worker(
-        &mut self,
-        slot: HostSlot,
-        incarnation: Incarnation,
-        act: impl FnOnce(&mut Worker, &mut Surroundings) -> Check,
-    ) -> Check {
-        let Some(worker) = &mut self.workers[slot.0 as usize] else { return Ok(()) };
-        if worker.incarnation != incarnation {
-            return Ok(());
-        }
-        let mut around = Surroundings {
-            rng: &mut self.rng,
-            model: &mut self.model,
-            notes: Vec::new(),
-            offers: Vec::new(),
-            moves: Vec::new(),
-            reports: Vec::new(),
-        };
-        act(worker, &mut around)?;
-        let Surroundings { notes, offers, moves, mut reports, .. } = around;
-        for (delay, note) in notes {
-            self.agenda.after(delay, Action::Worker(slot, incarnation, note));
-        }
-        self.planter.reports(&mut reports, &self.model);
-        let (seq, ack) = (worker.sent + 1, worker.received);
-        let mut sent = Vec::new();
-        let connection = &mut self.connections[slot.0 as usize];
-        for offer in offers {
-            let at = connection.offers.arrival(self.agenda.now, &mut self.rng);
-            self.agenda.at(at, Action::Offer(offer));
-        }
-        for Moved { address, sender, buffer, content } in moves {
-            let to = (0..).zip(&self.connections).find(|(slot, c)| data_address(*slot, c.incarnation) == address);
-            if let Some((slot, incarnation)) = to.map(|(slot, c)| (HostSlot(slot), c.incarnation)) {
-                sent.push((slot, incarnation, Data::Put { session: sender, buffer, content }));
-            }
-        }
-        let connection = &mut self.connections[slot.0 as usize];
-        if !reports.is_empty() {
-            worker.sent = seq;
-            let at = connection.reports.arrival(self.agenda.now, &mut self.rng);
-            let frame = WorkerFrame { seq, ack, incarnation, reports };
-            let bytes = frame.to_bytes();
-            self.say(|| format!("worker {slot} sends {:?}", frame.reports));
-            self.agenda.at(at, Action::FromWorker(slot, incarnation, bytes));
-        }
-        for (slot, incarnation, data) in sent {
-            self.summary.moves += 1;
-            self.data(slot, incarnation, data);
-        }
-        Ok(())
-    }
-
-    fn frame_at_worker(&mut self, slot: HostSlot, incarnation: Incarnation, bytes: Bytes) -> Check {
-        self.digest.add(&bytes);
-        let frame = ControllerFrame::from_bytes(bytes).or_else(|e| violation(Invariant::Wire, e.to_string()))?;
-        self.with_worker(slot, incarnation, |worker, around| {
-            if frame.seq != worker.received + 1 || frame.incarnation != worker.incarnation || frame.ack > worker.sent {
-                let text = format!("worker {slot} gets frame {} after {}, ack {}", frame.seq, worker.received, frame.ack);
-                return violation(Invariant::Wire, text);
-            }
-            worker.received = frame.seq;
-            worker.inbox.extend(frame.commands.into_iter().map(ExecEvent::Command));
-            worker.wake(around);
-            Ok(())
-        })
-    }
-
-    fn frame_at_controller(&mut self, slot: HostSlot, incarnation: Incarnation, bytes: Bytes) -> Check {
-        self.digest.add(&bytes);
-        self.summary.frames += 1;
-        let frame = WorkerFrame::from_bytes(bytes).or_else(|e| violation(Invariant::Wire, e.to_string()))?;
-        let connection = &mut self.connections[slot.0 as usize];
-        if connection.incarnation != incarnation {
-            return Ok(());
-        }
-        if frame.seq != connection.received + 1 || frame.incarnation != incarnation || frame.ack > connection.sent {
-            return violation(Invariant::Wire, format!("the controller gets frame {} of worker {slot} out of turn", frame.seq));
-        }
-        connection.received = frame.seq;
-        for report in frame.reports {
-            self.post(Event::Report { slot, incarnation, report });
-        }
-        Ok(())
-    }
-
     // ---- the core ----
 
     fn post(&mut self, event: Event) {
@@ -564,7 +421,8 @@ impl World {
         Ok(())
     }
 
-    fn send(&mut self, slot: HostSlot, incarnation: Incarnation, commands: Vec<Command>) {
+    fn send(&mut self, slot: HostSlot, incarnation: Incarnation, mut commands: Vec<Command>) {
+        self.planter.commands(slot, &mut commands, &self.model);
         self.say(|| format!("core to worker {slot}: {commands:?}"));
         let connection = &mut self.connections[slot.0 as usize];
         connection.sent += 1;
@@ -735,10 +593,6 @@ impl World {
         }
         Ok(())
     }
-}
-
-fn data_address(slot: u32, incarnation: Incarnation) -> String {
-    format!("host{slot}:{incarnation}")
 }
 
 /// The window that the checker keeps, and the configuration of the core; the same, unless that bug is planted.
