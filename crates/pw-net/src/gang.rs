@@ -144,8 +144,8 @@ impl GangNet {
         let line = line.ok_or_else(unknown)?;
         let mut line = lock(&line);
         // A run is given up before another life of its worker becomes a neighbour, which must not get its frames.
-        if shared.mail().abandoned.contains(&name.run) {
-            return Err(NetError::Closed { peer: format!("worker {to}"), reason: "the run was given up".to_owned() });
+        if let Some(status) = shared.mail().abandoned.get(&name.run) {
+            return Err(NetError::GivenUp(status.clone()));
         }
         if line.open.is_none() {
             line.open = Some(self.dial(&line.address)?);
@@ -377,10 +377,10 @@ mod tests {
         a.is_slot(HostSlot(0));
         a.neighbour(HostSlot(1), &address.to_string());
         let name = |run| FrameName { run, key: 0, count: 0, group: 0, from: 0 };
-        a.abandon(1);
+        a.abandon(1, Arc::new(Status::internal("boom")));
         assert!(a.send(HostSlot(1), name(1), &[b"old"]).is_err());
         a.send(HostSlot(1), name(2), &[b"new"]).unwrap();
-        assert_eq!(b.receive(HostSlot(0), name(2)).unwrap(), b"new");
+        assert_eq!(b.receive(HostSlot(0), name(2), 0).unwrap(), b"new");
         assert!(b.inner.shared.mail().frames.is_empty());
     }
 }

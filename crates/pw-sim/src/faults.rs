@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use pw_types::*;
 
 use crate::failure::{Check, Invariant, violation};
-use crate::gang::given_up;
-use crate::model::{Blame, Model, Node, State, Then, Work};
+use crate::model::{Blame, Model, State, Then, Work};
 
 impl Model {
     /// The core answered a request.
@@ -132,7 +131,7 @@ impl Model {
             Cause::OutOfMemory => return node.own_exhausted,
             _ => {}
         }
-        if node.own.contains(status) || (*status == given_up() && self.is_given_up(node)) {
+        if node.own.contains(status) {
             return true;
         }
         if status.code == Code::Unavailable {
@@ -146,7 +145,8 @@ impl Model {
                 let program = &self.programs[*program];
                 (*bad_arguments && status.code == Code::InvalidArgument)
                     || (program.load_fails && *status == Status::internal(program.load_error()))
-                    || (status.code == Code::Cancelled && self.is_given_up(node))
+                    // Members on other workers have failed with it.
+                    || (node.hosts.len() > 1 && node.truth.values().any(|r| r.as_ref().is_err_and(|theirs| theirs == status)))
             }
             Work::Read { bad } => *bad && status.code == Code::InvalidArgument,
             Work::Copy => false,
@@ -155,18 +155,11 @@ impl Model {
         }
     }
 
-    /// Its members on one host have failed, so that those on the others were told to give up.
-    fn is_given_up(&self, node: &Node) -> bool {
-        let failed = node.truth.values().any(|r| r.is_err()) || node.hosts.iter().any(|h| self.order.lost.contains(h));
-        node.cancelled && node.hosts.len() > 1 && failed
-    }
-
     /// A worker ended a run, before anybody else hears of it.
     pub(crate) fn truth(&mut self, slot: HostSlot, run: RunId, result: &Result<(), Status>) -> Check {
         let index = self.node(run)?;
         if let Err(status) = result {
-            let stopped = status.cause == Cause::Cancelled || *status == given_up();
-            let ended = self.closing.contains(&self.nodes[index].session) && stopped;
+            let ended = self.closing.contains(&self.nodes[index].session) && status.cause == Cause::Cancelled;
             if !ended && !self.explains(index, status) {
                 return violation(
                     Invariant::A9Faults,

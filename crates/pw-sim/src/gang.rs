@@ -1,7 +1,7 @@
 //! A worker's part of a launch over several workers: what its members have goes to the others, what theirs have is
 //! awaited, and only then does the device time of the members here begin. They hold their devices meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pw_types::*;
@@ -35,7 +35,7 @@ pub(crate) struct Mail {
     addresses: BTreeMap<HostSlot, String>,
     /// Nobody has asked for these yet.
     waiting: BTreeMap<(RunId, HostSlot), Operands>,
-    abandoned: BTreeSet<RunId>,
+    abandoned: BTreeMap<RunId, Arc<Status>>,
 }
 
 impl Mail {
@@ -60,8 +60,8 @@ impl Worker {
             return self.fails_by_itself(job, around);
         }
         // Nothing is sent: another life of a worker may be where one was that had a part in it.
-        if self.mail.abandoned.contains(&run) {
-            job.fails = Some(Arc::new(given_up()));
+        if let Some(status) = self.mail.abandoned.get(&run) {
+            job.fails = Some(status.clone());
             return Ok(());
         }
         let own = |of: &Vec<u64>| part.here.iter().map(|m| of[m.member as usize]).collect();
@@ -82,7 +82,7 @@ impl Worker {
     /// Operands come from another worker, maybe before the run and maybe long after it.
     pub(crate) fn operands(&mut self, operands: Operands, around: &mut Surroundings) -> Check {
         let (run, from) = (operands.run, operands.from);
-        if self.mail.abandoned.contains(&run) {
+        if self.mail.abandoned.contains_key(&run) {
             return Ok(());
         }
         let awaited = self.jobs.get(&run).is_some_and(|job| job.missing.contains(&from));
@@ -103,11 +103,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Nobody waits any more for operands in this run, and those that come are dropped.
-    pub(crate) fn abandon(&mut self, run: RunId, around: &mut Surroundings) {
-        self.mail.abandoned.insert(run);
+    /// Who waits for operands in this run fails with this status, and those that come are dropped.
+    pub(crate) fn abandon(&mut self, run: RunId, status: &Arc<Status>, around: &mut Surroundings) {
+        self.mail.abandoned.entry(run).or_insert_with(|| status.clone());
         self.mail.waiting.retain(|(of, _), _| *of != run);
-        self.end_wait(run, &given_up(), around);
+        self.end_wait(run, status, around);
     }
 
     /// The connection of another worker is gone: who waits for it waits no longer. Who comes to wait later is not told.
@@ -128,11 +128,6 @@ impl Worker {
         }
         self.jobs.insert(run, job);
     }
-}
-
-/// How the shell ends a launch whose run was abandoned.
-pub(crate) fn given_up() -> Status {
-    Status::new(Code::Unavailable, "a collective over several workers: the run was given up")
 }
 
 fn take(job: &mut Job, part: &GangPart, operands: &Operands) {

@@ -144,7 +144,7 @@ impl Planter {
                 }
             }
             Some(Plant::MissCancel) => list.retain(|effect| match effect {
-                Effect::Send { command: Command::Cancel { runs }, .. } => !runs.iter().any(|&run| is_gang(model, run)),
+                Effect::Send { command: Command::Cancel { runs, .. }, .. } => !runs.iter().any(|&run| is_gang(model, run)),
                 _ => true,
             }),
             Some(Plant::FreeEarly) => self.free_early(list, model),

@@ -287,8 +287,8 @@ impl Worker {
                 self.mail.neighbours(&gang);
                 Ok(())
             }
-            ExecEffect::Abandon { run } => {
-                self.abandon(run, around);
+            ExecEffect::Abandon { run, status } => {
+                self.abandon(run, &status, around);
                 Ok(())
             }
             ExecEffect::Unload { .. } => Ok(()),

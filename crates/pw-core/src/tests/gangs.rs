@@ -54,7 +54,7 @@ fn sent(w: &World) -> Vec<(u32, Command)> {
 }
 
 fn cancelled(w: &World) -> Vec<(u32, RunId)> {
-    let runs = sent(w).into_iter().filter_map(|(slot, c)| if let Command::Cancel { runs } = c { Some((slot, runs)) } else { None });
+    let runs = sent(w).into_iter().filter_map(|(slot, c)| if let Command::Cancel { runs, .. } = c { Some((slot, runs)) } else { None });
     runs.flat_map(|(slot, runs)| runs.into_iter().map(move |run| (slot, run))).collect()
 }
 

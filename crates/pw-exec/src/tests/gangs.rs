@@ -66,7 +66,7 @@ fn an_output_has_shards_elsewhere_which_nobody_here_can_read() {
     let item = CopyItem { source: ShardId { buffer: id(10), shard: 1 }, device: 0 };
     let copy = s.command(Command::Copy(CopyShards { order, items: vec![item], memory_kind: None }));
     assert_eq!(copy, [format!("finished r14: {elsewhere}")]);
-    s.event(ExecEvent::ReadDone { run: RunId(12), result: Ok(()) });
+    s.event(ExecEvent::ReadDone { run: RunId(12), bytes: 0, result: Ok(()) });
     [10, 11, 13, 14].into_iter().for_each(|run| drop(s.free(run)));
     assert_eq!(s.core.leftovers(), None);
 }
