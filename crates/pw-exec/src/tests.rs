@@ -356,7 +356,7 @@ fn a_failed_load_poisons_what_depends_on_it() {
     let failed = s.event(ExecEvent::Loaded { executable: ExecutableId(1), result: Err(Status::internal("bad blob")) });
     assert_eq!(failed, ["loaded e1 false", "abandon r11", "finished r11: Internal: bad blob", "finished r12: Internal: bad blob"]);
     let unknown = s.launch(13, 9, 1, &[]);
-    assert_eq!(unknown, ["finished r13: NotFound: executable 9 is not loaded on this worker"]);
+    assert_eq!(unknown, ["abandon r13", "finished r13: NotFound: executable 9 is not loaded on this worker"]);
 }
 
 #[test]

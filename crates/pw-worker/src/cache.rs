@@ -68,6 +68,15 @@ impl Cache {
         read(&self.path(key, "member"))
     }
 
+    /// The optimized module of a program for members of a gang, which no worker has the devices to load as a whole.
+    pub(crate) fn module(&self, key: &[u8]) -> Option<Vec<u8>> {
+        read(&self.path(key, "module"))
+    }
+
+    pub(crate) fn store_module(&self, key: &[u8], module: &[u8]) -> io::Result<()> {
+        write(&self.path(key, "module"), module)
+    }
+
     pub(crate) fn store(&self, key: &[u8], program: &[u8], member: Option<&[u8]>, report: &CompileReport) -> io::Result<()> {
         write(&self.path(key, "program"), program)?;
         if let Some(member) = member {
@@ -78,7 +87,7 @@ impl Cache {
 
     /// Removes an entry that turned out to be unusable.
     pub(crate) fn forget(&self, key: &[u8]) {
-        for kind in ["report", "member", "program"] {
+        for kind in ["report", "member", "module", "program"] {
             let _ = fs::remove_file(self.path(key, kind));
         }
     }

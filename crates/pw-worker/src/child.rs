@@ -121,8 +121,10 @@ impl Compiler {
             made => made.ok(),
         };
         let report = CompileReport { fingerprint: key.clone(), ..convert::report(meta) };
-        let program = executable.serialize().map_err(convert::status)?;
-        let stored = self.cache.store(&key, &program, member.as_deref(), &report);
+        let program = if gang { Vec::new() } else { executable.serialize().map_err(convert::status)? };
+        let module = if gang { Some(executable.optimized_hlo().map_err(convert::status)?) } else { None };
+        let stored = module.map_or(Ok(()), |module| self.cache.store_module(&key, &module));
+        let stored = stored.and_then(|()| self.cache.store(&key, &program, member.as_deref(), &report));
         stored.map_err(|error| Status::internal(format!("cannot write to the cache of compiled programs: {error}")))?;
         Ok(CompiledProgram { report, blob: hex(&key) })
     }

@@ -32,16 +32,20 @@ pub(crate) fn serve(jobs: &Receiver<DescribeJob>, cache: &Cache, client: &Client
 }
 
 fn describe(key: &[u8], question: Question, cache: &Cache, client: &Client) -> Result<Description, Status> {
-    let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
-    let executable = client.deserialize_and_load(&program).map_err(convert::status)?;
-    drop(program);
-    if question == Question::Cost
-        && let Ok(figures) = executable.cost_analysis()
-    {
-        return Ok(Description::Cost(figures.into_iter().map(|(name, value)| Cost { name, value }).collect()));
-    }
-    let hlo = executable.optimized_hlo().map_err(convert::status)?;
-    drop(executable);
+    let hlo = match cache.module(key) {
+        Some(module) => module,
+        None => {
+            let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
+            let executable = client.deserialize_and_load(&program).map_err(convert::status)?;
+            drop(program);
+            if question == Question::Cost
+                && let Ok(figures) = executable.cost_analysis()
+            {
+                return Ok(Description::Cost(figures.into_iter().map(|(name, value)| Cost { name, value }).collect()));
+            }
+            executable.optimized_hlo().map_err(convert::status)?
+        }
+    };
     let unreadable = |error: pw_hlo::HloError| Status::internal(format!("cannot read the optimized program: {error}"));
     match question {
         Question::Cost => pw_hlo::cost(&hlo).map(|cost| Description::Cost(figures(cost))).map_err(unreadable),

@@ -90,7 +90,7 @@ fn a_run_that_does_not_start_is_given_up() {
     // It waits, and is cancelled.
     s.write(11, 11, &[0]);
     assert_eq!(s.launch(12, 1, 1, &[11]), NOTHING);
-    let text = "Cancelled: run 12 was cancelled before it started";
+    let text = "Cancelled: nobody wants it";
     assert_eq!(s.cancel(12), ["abandon r12".to_owned(), format!("finished r12: {text}")]);
 }
 
