@@ -126,6 +126,12 @@ impl Core {
             match &backing.state {
                 BackingState::Poisoned(fault) => return Verdict::Fail(fault.clone()),
                 _ if !backing.granted => return Verdict::Inputs,
+                // A part has failed, so all of it will; nor is there memory to reuse where that was.
+                _ if !backing.failed.is_empty() => {
+                    if let Some(fault) = self.nodes.get(&backing.id.run).and_then(|n| n.fault.clone()) {
+                        return Verdict::Fail(fault);
+                    }
+                }
                 _ => {}
             }
         }

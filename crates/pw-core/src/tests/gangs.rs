@@ -241,6 +241,30 @@ fn a_failure_on_one_host_cancels_the_others_and_is_the_fault() {
     w.core.audit().unwrap();
 }
 
+/// Found by the simulator: a part that has failed holds no memory which a run could reuse.
+#[test]
+fn nothing_is_reused_where_a_part_has_failed() {
+    let (mut w, up) = super::parts::two_workers();
+    w.turn([finished(0, up, Ok(())), finished(1, up, Ok(()))]);
+    let (op, event) = w.event(A, compile_on(&[0, 1]));
+    w.turn([event]);
+    let Some(Command::Compile(CompileCommand { executable: id, .. })) = w.commands().pop() else { panic!("{:?}", w.fx) };
+    let report = report("f", 16, 2, &[0], 0);
+    w.turn([compiled(0, id, Ok(report.clone())), compiled(1, id, Ok(report))]);
+    let Some(Ok(Reply::Compile(CompileReply { executable: program, .. }))) = w.reply(op) else { panic!("{:?}", w.fx) };
+    w.turn([loaded(0, id, Ok(())), loaded(1, id, Ok(()))]);
+    let failed = execute(&mut w, program, 1, 2);
+    upload_on(&mut w, 3, 16, &[0, 1]);
+    assert_eq!(super::parts::reserved(&mut w), [64, 64]);
+    w.turn([finished(0, failed, Err(Status::internal("boom")))]);
+    upload_on(&mut w, 4, 8, &[0]);
+    assert_eq!(super::parts::reserved(&mut w), [64, 64]);
+    w.ask(A, run(program, 2, 5)).unwrap().unwrap();
+    assert_eq!(launched(&w), []);
+    assert_eq!(super::parts::reserved(&mut w), [64, 64]);
+    assert_eq!(error(check(&mut w, 5)), Status::internal("boom"));
+}
+
 #[test]
 fn the_longest_part_is_the_device_time() {
     let mut w = two_by_two();
