@@ -150,6 +150,7 @@ impl DataClient {
             state.attached.remove(&session);
             state.downloads.retain(|key, _| !all.contains(key));
         }
+        self.inner.shared.outbox.acknowledge();
         let frame = Frame::control(Kind::Detach, (session, Handle(0)), 0, Bytes::new());
         self.control(frame, |queues| drop(queues.remove_session(session))).await
     }
@@ -217,6 +218,7 @@ impl DataClient {
     /// after this has to be dropped again.
     pub async fn drop_download(&self, session: SessionId, buffer: Handle) -> Result<(), NetError> {
         self.inner.shared.state().downloads.remove(&(session, buffer));
+        self.inner.shared.outbox.acknowledge();
         self.control(Frame::control(Kind::Drop, (session, buffer), 0, Bytes::new()), |_| ()).await
     }
 
@@ -375,13 +377,10 @@ impl Shared {
         loop {
             match read_frame(&mut read).await {
                 Ok(Ok((Header { kind: Kind::End, .. }, _))) => return "it ended".to_owned(),
-                Ok(Ok((header, body))) => {
-                    let length = body.len();
-                    match self.handle(header, body, sink) {
-                        Ok(ended) => self.outbox.took(length, ended),
-                        Err(what) => return format!("it broke the protocol: {what}"),
-                    }
-                }
+                Ok(Ok((header, body))) => match self.handle(header, body, sink) {
+                    Ok(ended) => self.outbox.took(&header, ended),
+                    Err(what) => return format!("it broke the protocol: {what}"),
+                },
                 Ok(Err(what)) => return format!("it broke the protocol: {what}"),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return "it ended".to_owned(),
                 Err(error) => return format!("reading failed: {error}"),
@@ -389,7 +388,7 @@ impl Shared {
         }
     }
 
-    /// True where it was the last frame of several with the bytes of a download.
+    /// True where nothing of this transfer is awaited any more.
     fn handle(&self, header: Header, body: Bytes, sink: &dyn DownloadSink) -> Result<bool, String> {
         let (key, (session, buffer)) = (header.key(), header.key());
         let mut ended = false;
@@ -404,8 +403,9 @@ impl Shared {
                     let mut state = self.state();
                     // Left a moment ago.
                     if !state.attached.contains(&session) {
-                        return Ok(false);
+                        return Ok(true);
                     }
+                    ended = rest == 0;
                     if rest > 0 {
                         state.downloads.insert(key, rest);
                     } else {
@@ -421,7 +421,7 @@ impl Shared {
                 {
                     let mut state = self.state();
                     // Dropped a moment ago.
-                    let Some(rest) = state.downloads.get_mut(&key) else { return Ok(false) };
+                    let Some(rest) = state.downloads.get_mut(&key) else { return Ok(true) };
                     *rest = rest.checked_sub(body.len() as u64).ok_or("more bytes of a download than were offered")?;
                     if *rest == 0 {
                         state.downloads.remove(&key);
@@ -436,9 +436,10 @@ impl Shared {
                     state.downloads.remove(&key);
                     // Left a moment ago.
                     if !state.attached.contains(&session) {
-                        return Ok(false);
+                        return Ok(true);
                     }
                 }
+                ended = true;
                 sink.failed(session, buffer, decode_status(body));
             }
             kind => return Err(format!("a worker does not send {kind:?}")),

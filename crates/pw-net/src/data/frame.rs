@@ -106,6 +106,16 @@ impl Header {
         Ok(header)
     }
 
+    /// Whether somebody's memory may be given back for it when it is acknowledged. A first frame with the whole of a small
+    /// transfer is a copy; chunks are parts of larger ones, whose memory is one block.
+    pub(super) fn is_last(&self, ended: bool) -> bool {
+        match self.kind {
+            Kind::PutBegin | Kind::Offer => ended && self.body as usize >= super::FIRST_BYTES,
+            Kind::Chunk | Kind::PutAbort | Kind::Failed | Kind::Detach => ended,
+            _ => false,
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let Header { kind, body, value, .. } = *self;
         let fits = match kind {

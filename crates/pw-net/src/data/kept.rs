@@ -14,10 +14,10 @@ use super::outbox::Frame;
 use super::{DownloadSource, FIRST_BYTES};
 
 /// From so many bytes on, nothing new is sent before something was acknowledged.
-const KEPT_BYTES_MAX: usize = 16 << 20;
+pub(super) const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// What a piece costs beside its bytes.
-const PIECE_BYTES: usize = 128;
+pub(super) const PIECE_BYTES: usize = 128;
 
 /// Smaller bodies are copied, together with their headers: fewer pieces, and what they were part of is let go at once.
 const COPIED_BYTES: usize = 4 << 10;
@@ -51,7 +51,8 @@ impl Piece {
         }
     }
 
-    /// A source waits for its end, so a receiver acknowledges what is not copied here as soon as it has it: see `Wire::took`.
+    /// A source is waited for, so a receiver acknowledges the end of each transfer that is not copied here: see
+    /// `Header::is_last`.
     fn is_copied(&self) -> bool {
         match self {
             Piece::Bytes(bytes) => bytes.len() < COPIED_BYTES,

@@ -232,11 +232,17 @@ impl<F: Flow> Outbox<F> {
         closing.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone()).unwrap_or_default()
     }
 
-    /// A frame was read, with a body of so many bytes, which `ended` a transfer of several frames.
-    pub(super) fn took(&self, body: usize, ended: bool) {
-        if self.wire.took(body, ended) {
+    /// A frame was read, and what is in it was taken; `ended` with the last bytes of a transfer, or was for none.
+    pub(super) fn took(&self, header: &Header, ended: bool) {
+        if self.wire.took(header.is_last(ended)) {
             self.wake();
         }
+    }
+
+    /// The peer is to know what was received: it may hold memory of transfers that are given up here.
+    pub(super) fn acknowledge(&self) {
+        self.wire.took(true);
+        self.wake();
     }
 
     /// The peer has so many bytes.

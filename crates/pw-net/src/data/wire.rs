@@ -20,16 +20,16 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 
-use super::FIRST_BYTES;
-use super::frame::{Header, Kind};
-use super::kept::{Kept, Piece, encode};
+use super::frame::{HEADER, Header, Kind};
+use super::kept::{KEPT_BYTES_MAX, Kept, PIECE_BYTES, Piece, encode};
 use super::outbox::Frame;
 
 /// How long a broken connection may take to come back.
 pub(super) const RESUME: Duration = Duration::from_secs(10);
 
-/// Bytes owed that are worth an acknowledgement.
-const OWED_BYTES: u64 = 256 << 10;
+/// Bytes owed that are worth an acknowledgement. Far less than what the peer may keep, also where all are tiny frames.
+const OWED_BYTES: usize = 2 << 20;
+const _: () = assert!(OWED_BYTES / HEADER * (HEADER + PIECE_BYTES) < KEPT_BYTES_MAX);
 
 pub(super) struct Wire {
     /// Taken before `reading`, never after.
@@ -246,12 +246,12 @@ impl Wire {
         pieces
     }
 
-    /// A frame was read: `body` bytes, which `ended` a transfer of several frames. True where the writer has to
-    /// acknowledge something: soon, where the peer keeps memory for it that may be wanted elsewhere.
-    pub(super) fn took(&self, body: usize, ended: bool) -> bool {
+    /// A frame was read, the `last` for which the peer keeps somebody's memory. True where the writer has to acknowledge
+    /// something.
+    pub(super) fn took(&self, last: bool) -> bool {
         let received = self.reading().received;
         let mut state = self.state();
-        let due = body >= FIRST_BYTES || ended || received.saturating_sub(state.told) >= OWED_BYTES;
+        let due = last || received.saturating_sub(state.told) >= OWED_BYTES as u64;
         if due {
             state.told = received;
             state.ack = Some(received);

@@ -199,19 +199,23 @@ impl Uploads<'_> {
             Kind::End => return Err(End::Told),
             Kind::PutBegin => {
                 self.begin(key, header.value)?;
-                self.body(key, header.body as usize, read).await?;
+                ended = self.body(key, header.body as usize, read).await?;
             }
             Kind::Chunk => ended = self.body(key, header.body as usize, read).await?,
             Kind::PutAbort => {
                 let mut status = vec![0; header.body as usize];
                 read.read_exact(&mut status).await.map_err(End::Io)?;
                 self.abort(key, decode_status(status.into()));
+                ended = true;
             }
             Kind::Attach => {
                 self.shared.attach(header.session, self.connection);
                 self.sink.attached(header.session);
             }
-            Kind::Detach => self.detach(header.session),
+            Kind::Detach => {
+                self.detach(header.session);
+                ended = true;
+            }
             Kind::Pull => {
                 let outbox = &self.connection.outbox;
                 outbox.lock().update(key, |download| download.allowed = download.allowed.saturating_add(header.value));
@@ -223,7 +227,7 @@ impl Uploads<'_> {
             }
             kind => return Err(End::Protocol(format!("an edge does not send {kind:?}"))),
         }
-        self.connection.outbox.took(header.body as usize, ended);
+        self.connection.outbox.took(&header, ended);
         Ok(())
     }
 
