@@ -87,16 +87,17 @@ fn a_worker_that_goes_ends_the_waits_for_it() {
 fn strangers_are_refused_and_harm_nobody() {
     let (a, b) = pair();
     let (stranger, _) = GangNet::listen("127.0.0.1:0".parse().unwrap(), "guess".to_owned()).unwrap();
-    let (_, at) = {
-        let (c, at) = GangNet::listen("127.0.0.1:0".parse().unwrap(), "secret".to_owned()).unwrap();
-        stranger.is_slot(A);
-        stranger.neighbour(B, &at.to_string());
-        assert!(stranger.send(B, name(1, 0), &[b"x"]).unwrap_err().to_string().contains("token"));
-        (c, at)
-    };
+    let (other, at) = GangNet::listen("127.0.0.1:0".parse().unwrap(), "secret".to_owned()).unwrap();
+    stranger.is_slot(A);
+    stranger.neighbour(B, &at.to_string());
+    assert!(stranger.send(B, name(1, 0), &[b"x"]).unwrap_err().to_string().contains("the token is wrong"));
     let mut garbage = TcpStream::connect(at).unwrap();
     let _ = garbage.write_all(b"GET / HTTP/1.1\r\n\r\n");
     assert!(a.send(HostSlot(9), name(1, 0), &[]).unwrap_err().to_string().contains("not known"));
-    a.send(B, name(1, 0), &[b"x"]).unwrap();
-    assert_eq!(b.receive(A, name(1, 0), 0).unwrap(), b"x");
+    // Neither has harmed the one that they came to, nor anybody else.
+    a.neighbour(HostSlot(2), &at.to_string());
+    for (to, at) in [(HostSlot(2), &other), (B, &b)] {
+        a.send(to, name(1, 0), &[b"x"]).unwrap();
+        assert_eq!(at.receive(A, name(1, 0), 0).unwrap(), b"x");
+    }
 }
