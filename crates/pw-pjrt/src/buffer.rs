@@ -6,7 +6,7 @@
 //! 3. Host data is dense and row-major; types under eight bits take one byte per element there.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{self, Ptr};
 use crate::client::Client;
@@ -19,6 +19,9 @@ use crate::types::{BufferType, element_count};
 struct Inner {
     client: Client,
     raw: Handle,
+    /// Views that exist. The plugin's own count of references is not for several threads at once, so it gets one for all
+    /// views, under this lock.
+    views: Mutex<usize>,
 }
 
 impl Drop for Inner {
@@ -215,7 +218,7 @@ impl Buffer {
         if raw.is_null() {
             return Err(PjrtError::internal("the plugin returned a null buffer"));
         }
-        Ok(Self { inner: Arc::new(Inner { client: client.clone(), raw: Handle(raw) }) })
+        Ok(Self { inner: Arc::new(Inner { client: client.clone(), raw: Handle(raw), views: Mutex::new(0) }) })
     }
 
     pub(crate) fn raw(&self) -> Ptr {
@@ -367,12 +370,17 @@ impl Buffer {
         if len > 0 && self.on_device_size()? < len {
             return Ok(None);
         }
-        // SAFETY: the buffer is alive; released by the drop of the view.
-        unsafe {
-            self.api().call::<abi::BufferIncreaseExternalReferenceCount>(|a| {
-                a.buffer = self.raw();
-            })?;
+        let mut views = self.views();
+        if *views == 0 {
+            // SAFETY: the buffer is alive; released by the drop of the last view.
+            unsafe {
+                self.api().call::<abi::BufferIncreaseExternalReferenceCount>(|a| {
+                    a.buffer = self.raw();
+                })?;
+            }
         }
+        *views += 1;
+        drop(views);
         // From here on the drop gives the reference back.
         let mut view = HostView { buffer: self.clone(), address: 0, len };
         if len > 0 {
@@ -382,6 +390,10 @@ impl Buffer {
             }
         }
         Ok(Some(view))
+    }
+
+    fn views(&self) -> MutexGuard<'_, usize> {
+        self.inner.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_on_host(&self) -> Result<bool> {
@@ -437,11 +449,15 @@ impl std::fmt::Debug for HostView {
 
 impl Drop for HostView {
     fn drop(&mut self) {
-        // SAFETY: gives back the reference that `host_view` took.
-        unsafe {
-            self.buffer.api().release::<abi::BufferDecreaseExternalReferenceCount>(|a| {
-                a.buffer = self.buffer.raw();
-            });
+        let mut views = self.buffer.views();
+        *views -= 1;
+        if *views == 0 {
+            // SAFETY: gives back the reference that the first view took; nobody takes or gives one meanwhile.
+            unsafe {
+                self.buffer.api().release::<abi::BufferDecreaseExternalReferenceCount>(|a| {
+                    a.buffer = self.buffer.raw();
+                });
+            }
         }
     }
 }

@@ -198,3 +198,23 @@ fn a_view_holds_the_bytes_against_delete_and_donation() {
     let empty = client.buffer_from_slice(&[], BufferType::F32, &[0], 0, None).unwrap();
     assert_eq!(empty.host_view().unwrap().unwrap().len(), 0);
 }
+
+/// The plugin counts views without a lock: a view that is lost there ends the process when the buffer goes.
+#[test]
+fn many_threads_view_one_buffer() {
+    let Some(plugin) = plugin() else { return };
+    let client = client(plugin, 1);
+    let values: Vec<f32> = (0..64u8).map(f32::from).collect();
+    for _ in 0..20 {
+        let x = upload(&client, &values, &[64], 0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        assert_eq!(x.host_view().unwrap().unwrap().len(), 4 * values.len());
+                    }
+                });
+            }
+        });
+    }
+}
