@@ -11,6 +11,7 @@ def processes(tmp_path):
     started = Processes(tmp_path)
     yield started
     started.end()
+    assert not started.crashes()
 
 
 @pytest.fixture

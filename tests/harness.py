@@ -140,6 +140,10 @@ class Processes:
         for process in reversed(self.all):
             process.end()
 
+    def crashes(self):
+        """What `pathways local` says of processes of its own that crashed: SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
+        return [line for p in self.all for line in p.err.splitlines() if re.search(r" ended \(signal: (4|6|7|8|11) ", line)]
+
 
 class Cluster:
     """A running `pathways local` without a command."""
