@@ -143,3 +143,27 @@ def test_two_clients_in_opposite_order_do_not_block_each_other(start_cluster):
     sums, maxima = [3.5 + rounds] * 8, [7.0 + rounds] * 8
     assert clients[0].finish().value == [sums, maxima]
     assert clients[1].finish().value == [maxima, sums]
+
+
+APART = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("i",))
+x = jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh, P("i")))
+wrap = lambda f: jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+some = wrap(lambda v: lax.cond(v.sum() > 1, lambda w: lax.psum(w, "i"), lambda w: w, v))
+good = wrap(lambda v: lax.psum(v, "i"))
+try:
+    told = str(np.asarray(good(some(x))))
+except jax.errors.JaxRuntimeError as error:
+    told = str(error)
+result({"told": told, "after": np.asarray(good(x)).tolist(), "same program": np.asarray(some(x + 10)).tolist()})
+"""
+
+
+def test_a_worker_that_does_not_come_to_a_collective_is_an_error(run_local):
+    got = run_local(2, 2, APART).value
+    assert "do not meet in a collective" in got["told"] and "worker 0" in got["told"], got["told"]
+    assert got["after"] == [6.0] * 4
+    assert got["same program"] == [46.0] * 4

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use pw_types::{Command, Handle, HostSlot, Incarnation, Reply, Report, RunId, Status};
+use pw_types::{Command, Handle, HostSlot, Incarnation, Reply, Report, RunId, Status, Time};
 
 use crate::directory::{BackingState, Entry};
 use crate::graph::{Node, NodeState, Waiter, Work};
 use crate::session::{Pending, StatusHandle};
 use crate::{Core, Effect, Effects, LayoutAnswer};
 use smallvec::SmallVec;
+
+/// What a worker has sent before it ended its part of a run may be on its way for so long: as long as a broken connection
+/// may take to come back.
+const ON_THE_WAY_NS: u64 = 10_000_000_000;
 
 impl Core {
     /// What a worker says. A report about something forgotten is recognised by its id and ignored.
@@ -33,6 +37,7 @@ impl Core {
                 }
             }
             Report::Described { query, result } => self.described(query, result, fx),
+            Report::Late { run, on } => self.late(slot, run, on, fx),
             Report::Traffic(traffic) => self.members.workers[slot.0 as usize].traffic = traffic,
             Report::Memory { bytes_in_use } => {
                 let worker = &mut self.members.workers[slot.0 as usize];
@@ -60,6 +65,9 @@ impl Core {
             return;
         }
         let last = hosts.is_empty();
+        if !last {
+            node.ended.push((slot, self.now));
+        }
         node.device_ns = node.device_ns.max(device_ns);
         let device_ns = node.device_ns;
         // The other end of a move, or the other members of a gang, would wait for ever.
@@ -79,6 +87,25 @@ impl Core {
         if last {
             self.finish(run, Some(device_ns), fx);
         }
+    }
+
+    /// A member of a gang waits long for another worker. Where that one has ended its part of the run some time ago, and
+    /// so has sent all that it ever will, it will not come.
+    fn late(&mut self, slot: HostSlot, run: RunId, on: HostSlot, fx: &mut Effects) {
+        let Some(node) = self.nodes.get(&run) else { return };
+        let NodeState::Granted { hosts } = &node.state else { return };
+        let waits = hosts.iter().any(|(s, _)| *s == slot);
+        let long_ago = |&(ended, at): &(HostSlot, Time)| ended == on && self.now.0.saturating_sub(at.0) >= ON_THE_WAY_NS;
+        if !waits || node.fault.is_some() || !node.ended.iter().any(long_ago) {
+            return;
+        }
+        let (hosts, name) = (hosts.clone(), self.label(run));
+        let text = format!(
+            "the devices of {name} do not meet in a collective: worker {slot} waits there, but worker {on} has ended its part without it"
+        );
+        let status = Arc::new(Status::internal(text));
+        self.nodes.get_mut(&run).expect("just seen").fault = Some(status.clone());
+        self.cancel_at(&hosts, run, &status, fx);
     }
 
     /// Tells these workers to skip the run, or to give it up, and why.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pw_types::{CopyItem, ExecutableId, Handle, HostSlot, HostWriteSource, Incarnation, OpId, Region, RunId, SessionId, Status};
+use pw_types::{CopyItem, ExecutableId, Handle, HostSlot, HostWriteSource, Incarnation, OpId, Region, RunId, SessionId, Status, Time};
 use smallvec::SmallVec;
 
 use crate::directory::{BackingKey, Piece};
@@ -86,6 +86,8 @@ pub(crate) struct Node {
     pub(crate) lost: SmallVec<[HostSlot; 1]>,
     /// Charged device time at the grant.
     pub(crate) cost_ns: u64,
+    /// Workers of a gang that have ended their part, and when.
+    pub(crate) ended: SmallVec<[(HostSlot, Time); 2]>,
     /// Measured device time: the longest of its hosts.
     pub(crate) device_ns: u64,
     /// Size of its request, for the session's bound.
@@ -121,6 +123,7 @@ impl Node {
             state: NodeState::Queued,
             lost: SmallVec::new(),
             cost_ns: 0,
+            ended: SmallVec::new(),
             device_ns: 0,
             bytes,
             answers: None,

@@ -218,7 +218,7 @@ impl Core {
         whole && backing.handle_refs == 0 && backing.queued_refs == 1 && mine == 1
     }
 
-    fn label(&self, run: RunId) -> String {
+    pub(crate) fn label(&self, run: RunId) -> String {
         match &self.nodes[&run].work {
             Work::Launch { executable, .. } => {
                 self.executables.get(*executable).map_or_else(|| "program".to_owned(), |e| e.label.to_string())

@@ -116,6 +116,7 @@ impl ExecCore {
             ExecEvent::Loaded { executable, result } => self.on_loaded(executable, result, fx),
             ExecEvent::Layout { query, result } => fx.push(ExecEffect::Report(Report::DefaultLayout { query, result })),
             ExecEvent::Described { query, result } => fx.push(ExecEffect::Report(Report::Described { query, result })),
+            ExecEvent::Late { run, on } => fx.push(ExecEffect::Report(Report::Late { run, on })),
             ExecEvent::EndOfTurn => {
                 self.report_memory(fx);
                 self.report_traffic(fx);

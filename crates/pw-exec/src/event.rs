@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pw_types::{
-    Command, CompileCommand, CompileReport, DType, Description, Dims, ExecutableId, GangPart, Handle, HostRead, HostWrite, Question,
-    Report, RunId, SendShards, SessionId, Status,
+    Command, CompileCommand, CompileReport, DType, Description, Dims, ExecutableId, GangPart, Handle, HostRead, HostSlot, HostWrite,
+    Question, Report, RunId, SendShards, SessionId, Status,
 };
 
 /// The shell's name of a backing. It is free for reuse after [`ExecEffect::Drop`], so effects must be obeyed in order.
@@ -111,6 +111,11 @@ pub enum ExecEvent {
     Described {
         query: u64,
         result: Result<Description, Status>,
+    },
+    /// A member waits long for operands of another worker.
+    Late {
+        run: RunId,
+        on: HostSlot,
     },
     /// The batch is over: what is said once per turn is said now.
     EndOfTurn,

@@ -13,6 +13,7 @@ use std::collections::hash_map::Entry;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pw_types::{HostSlot, Status};
 use rustc_hash::FxHashMap;
@@ -26,6 +27,8 @@ const TOKEN_BYTES_MAX: usize = 4 << 10;
 const FRAME_BYTES_MAX: u64 = 64 << 30;
 /// Abandoned runs that are remembered, for frames of theirs that come late.
 const ABANDONED_MAX: usize = 4096;
+/// How long a frame may keep somebody waiting before others hear of it.
+pub const LATE: Duration = Duration::from_secs(1);
 /// No cluster has more workers than connections that one of them takes.
 const CONNECTIONS_MAX: usize = 4096;
 
@@ -185,8 +188,8 @@ impl GangNet {
     }
 
     /// Waits for a frame that the worker in slot `from` sends; in vain where a connection of it has broken since
-    /// [`GangNet::breaks`] was `breaks`.
-    pub fn receive(&self, from: HostSlot, name: FrameName, breaks: u64) -> Result<Vec<u8>, NetError> {
+    /// [`GangNet::breaks`] was `breaks`. Every [`LATE`] in vain is told.
+    pub fn receive(&self, from: HostSlot, name: FrameName, breaks: u64, late: impl Fn()) -> Result<Vec<u8>, NetError> {
         let shared = &self.inner.shared;
         let ended = |reason: &str| NetError::Closed { peer: format!("worker {from}"), reason: reason.to_owned() };
         let mut mail = shared.mail();
@@ -203,7 +206,11 @@ impl GangNet {
             if mail.stopped {
                 return Err(ended("this worker ends"));
             }
-            mail = shared.changed.wait(mail).unwrap_or_else(PoisonError::into_inner);
+            let (woken, waited) = shared.changed.wait_timeout(mail, LATE).unwrap_or_else(PoisonError::into_inner);
+            mail = woken;
+            if waited.timed_out() {
+                late();
+            }
         }
     }
 
@@ -254,7 +261,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection of another worker");
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
@@ -380,7 +387,7 @@ mod tests {
         a.abandon(1, Arc::new(Status::internal("boom")));
         assert!(a.send(HostSlot(1), name(1), &[b"old"]).is_err());
         a.send(HostSlot(1), name(2), &[b"new"]).unwrap();
-        assert_eq!(b.receive(HostSlot(0), name(2), 0).unwrap(), b"new");
+        assert_eq!(b.receive(HostSlot(0), name(2), 0, || ()).unwrap(), b"new");
         assert!(b.inner.shared.mail().frames.is_empty());
     }
 }

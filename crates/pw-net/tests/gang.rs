@@ -43,21 +43,21 @@ fn frames_are_taken_by_name_in_any_order() {
     });
     for (at, from) in [(&a, B), (&b, A)] {
         for count in [5, 0, 7, 1, 2, 6, 3, 4] {
-            let frame = at.receive(from, name(1, count), 0).unwrap();
+            let frame = at.receive(from, name(1, count), 0, || ()).unwrap();
             assert_eq!(frame[..5], [&[from.0 as u8][..], &count.to_le_bytes()].concat());
             assert!(frame[5..] == large);
         }
     }
     a.send(B, name(2, 0), &[]).unwrap();
-    assert_eq!(b.receive(A, name(2, 0), 0).unwrap(), b"");
+    assert_eq!(b.receive(A, name(2, 0), 0, || ()).unwrap(), b"");
 }
 
 #[test]
 fn a_run_that_is_given_up_lets_nobody_wait_and_keeps_nothing() {
     let (a, b) = pair();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| b.receive(A, name(1, 0), 0));
-        let other = scope.spawn(|| b.receive(A, name(2, 0), 0));
+        let waits = scope.spawn(|| b.receive(A, name(1, 0), 0, || ()));
+        let other = scope.spawn(|| b.receive(A, name(2, 0), 0, || ()));
         b.abandon(1, Arc::new(Status::internal("given up")));
         assert!(waits.join().unwrap().unwrap_err().to_string().contains("given up"));
         // What comes late is dropped, and the connection goes on.
@@ -65,19 +65,19 @@ fn a_run_that_is_given_up_lets_nobody_wait_and_keeps_nothing() {
         a.send(B, name(2, 0), &[b"x"]).unwrap();
         assert_eq!(other.join().unwrap().unwrap(), b"x");
     });
-    assert!(b.receive(A, name(1, 0), 0).unwrap_err().to_string().contains("given up"));
+    assert!(b.receive(A, name(1, 0), 0, || ()).unwrap_err().to_string().contains("given up"));
 }
 
 #[test]
 fn a_worker_that_goes_ends_the_waits_for_it() {
     let (a, b) = pair();
     a.send(B, name(1, 0), &[b"x"]).unwrap();
-    assert_eq!(b.receive(A, name(1, 0), 0).unwrap(), b"x");
+    assert_eq!(b.receive(A, name(1, 0), 0, || ()).unwrap(), b"x");
     thread::scope(|scope| {
-        let waits = scope.spawn(|| b.receive(A, name(1, 1), 0));
+        let waits = scope.spawn(|| b.receive(A, name(1, 1), 0, || ()));
         // What has come is handed out in any case.
         a.send(B, name(1, 2), &[b"y"]).unwrap();
-        assert_eq!(b.receive(A, name(1, 2), 0).unwrap(), b"y");
+        assert_eq!(b.receive(A, name(1, 2), 0, || ()).unwrap(), b"y");
         drop(a);
         assert!(waits.join().unwrap().unwrap_err().to_string().contains("broke"));
     });
@@ -98,6 +98,6 @@ fn strangers_are_refused_and_harm_nobody() {
     a.neighbour(HostSlot(2), &at.to_string());
     for (to, at) in [(HostSlot(2), &other), (B, &b)] {
         a.send(to, name(1, 0), &[b"x"]).unwrap();
-        assert_eq!(at.receive(A, name(1, 0), 0).unwrap(), b"x");
+        assert_eq!(at.receive(A, name(1, 0), 0, || ()).unwrap(), b"x");
     }
 }

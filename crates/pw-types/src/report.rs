@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{CompileReport, Description, ExecutableId, RunId, Status};
+use crate::{CompileReport, Description, ExecutableId, HostSlot, RunId, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Report {
@@ -34,6 +34,11 @@ pub enum Report {
         bytes_in_use: Vec<u64>,
     },
     Traffic(Traffic),
+    /// A member waits long in a collective of this run for operands of the worker in slot `on`.
+    Late {
+        run: RunId,
+        on: HostSlot,
+    },
 }
 
 /// Bytes of arrays that a worker has taken and given since it started, by the other end. Host callbacks do not count.

@@ -29,7 +29,7 @@ pub(crate) struct LoadJob {
 pub(crate) fn serve(jobs: &Receiver<LoadJob>, cache: &Cache, client: &Client, callbacks: &Callbacks, net: &GangNet, exec: &ExecSender) {
     while let Ok(LoadJob { executable, fingerprint, gang }) = jobs.recv() {
         let result = match gang {
-            Some(gang) => load_gang(&fingerprint, cache, client, callbacks, net, &gang),
+            Some(gang) => load_gang(&fingerprint, cache, client, callbacks, (net, exec), &gang),
             None => load(&fingerprint, cache, client, callbacks),
         };
         exec.send(Message::Loaded { executable, result });
@@ -90,7 +90,7 @@ fn load_gang(
     cache: &Cache,
     client: &Client,
     callbacks: &Callbacks,
-    net: &GangNet,
+    (net, exec): (&GangNet, &ExecSender),
     gang: &GangPart,
 ) -> Result<Arc<Program>, Status> {
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
@@ -107,7 +107,7 @@ fn load_gang(
     check_outputs(&executable, &report).inspect_err(|_| cache.forget(key))?;
     let (members, devices): (Vec<u32>, Vec<u32>) = gang.here.iter().map(|m| (m.member, m.device)).unzip();
     let callbacks = report.host_callbacks.then_some(callbacks);
-    let team = Team::new(net.clone(), gang);
+    let team = Team::new(net.clone(), gang, exec.clone());
     let runner = PerDevice::new(executable, (&members, gang.members), program.collectives, callbacks, Some(team));
     let runner = Runner::PerDevice(runner.map_err(convert::status)?);
     let loaded = LoadedProgram { devices, members, total: gang.members, form: Form::PerDevice, report: Arc::new(report) };

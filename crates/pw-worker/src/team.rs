@@ -3,18 +3,21 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use pw_exec::ExecEvent;
 use pw_hlo::Collective;
 use pw_net::NetError;
 use pw_net::gang::{FrameName, GangNet};
 use pw_pjrt::PjrtError;
-use pw_types::{Code, GangPart, HostSlot};
+use pw_types::{Code, GangPart, HostSlot, RunId};
 use rustc_hash::FxHashMap;
 
 use crate::convert;
+use crate::exec::{ExecSender, Message};
 
 /// The workers that run one program together with this one.
 pub(crate) struct Team {
     net: GangNet,
+    exec: ExecSender,
     /// Every member that is not here, and the worker that has it.
     elsewhere: FxHashMap<u32, HostSlot>,
     /// Of each group, by collective and lowest member: the last run that met there, and how often.
@@ -25,9 +28,9 @@ pub(crate) struct Team {
 pub(crate) type Received = FxHashMap<usize, Vec<u8>>;
 
 impl Team {
-    pub(crate) fn new(net: GangNet, gang: &GangPart) -> Team {
+    pub(crate) fn new(net: GangNet, gang: &GangPart, exec: ExecSender) -> Team {
         let members = gang.others.iter().flat_map(|peer| peer.members.iter().map(|&member| (member, peer.slot)));
-        Team { net, elsewhere: members.collect(), meetings: Mutex::default() }
+        Team { net, exec, elsewhere: members.collect(), meetings: Mutex::default() }
     }
 
     pub(crate) fn is_elsewhere(&self, member: u32) -> bool {
@@ -72,7 +75,7 @@ impl Team {
                 continue;
             }
             let name = FrameName { from: first(Some(peer)), ..name };
-            let mut frame = self.net.receive(peer, name, breaks).map_err(|error| unavailable(&error))?;
+            let mut frame = self.net.receive(peer, name, breaks, || self.late(run, peer)).map_err(|error| unavailable(&error))?;
             if frame.len() != bytes * wanted.len() {
                 let text = format!("worker {peer} sent {} bytes for collective {key}, not {}", frame.len(), bytes * wanted.len());
                 return Err(PjrtError::internal(text));
@@ -85,6 +88,10 @@ impl Team {
             received.insert(wanted[0], frame);
         }
         Ok(received)
+    }
+
+    fn late(&self, run: u64, on: HostSlot) {
+        self.exec.send(Message::Event(ExecEvent::Late { run: RunId(run), on }));
     }
 
     fn name(&self, run: u64, key: u32, group: &[u32]) -> FrameName {

@@ -261,7 +261,8 @@ fn nothing_is_reused_where_a_part_has_failed() {
     assert_eq!(super::parts::reserved(&mut w), [64, 64]);
     w.ask(A, run(program, 2, 5)).unwrap().unwrap();
     assert_eq!(launched(&w), []);
-    assert_eq!(super::parts::reserved(&mut w), [64, 64]);
+    // It was given the only handle.
+    assert_eq!(super::parts::reserved(&mut w), [64, 32]);
     assert_eq!(error(check(&mut w, 5)), Status::internal("boom"));
 }
 
@@ -383,4 +384,33 @@ fn a_program_is_loaded_again_once_all_its_workers_are_there() {
     upload_on(&mut w, 1, 8, &[0, 2]);
     execute(&mut w, program, 1, 2);
     assert_eq!(launched(&w).len(), 2);
+}
+
+/// The devices take different branches: one worker has ended its part, the other waits in a collective.
+#[test]
+fn who_has_ended_will_not_come_to_a_collective() {
+    let mut w = two_by_two();
+    let (_, program) = gang(&mut w, &[0, 2], &[]);
+    upload_on(&mut w, 1, 8, &[0, 2]);
+    let stuck = execute(&mut w, program, 1, 2);
+    let late = |run, on| Event::Report { slot: HostSlot(1), incarnation: Incarnation(2), report: Report::Late { run, on: HostSlot(on) } };
+    w.turn([late(stuck, 0)]);
+    w.now += 20_000_000_000;
+    w.turn([late(stuck, 0)]);
+    assert_eq!(cancelled(&w), [], "a step may take long");
+    w.turn([finished(0, stuck, Ok(()))]);
+    w.now += 9_000_000_000;
+    w.turn([late(stuck, 0)]);
+    assert_eq!(cancelled(&w), [], "what it has sent may be on its way");
+    w.now += 2_000_000_000;
+    w.turn([late(stuck, 1), late(RunId(999), 0)]);
+    assert_eq!(cancelled(&w), [], "about somebody else");
+    w.turn([late(stuck, 0)]);
+    assert_eq!(cancelled(&w), [(1, stuck)]);
+    w.turn([late(stuck, 0)]);
+    assert_eq!(cancelled(&w), [], "once");
+    w.turn([finished(1, stuck, Err(Status::new(Code::Cancelled, "cancelled")))]);
+    let status = error(check(&mut w, 2));
+    assert!(status.message.contains("do not meet in a collective: worker 1 waits there, but worker 0"), "{status}");
+    w.core.audit().unwrap();
 }

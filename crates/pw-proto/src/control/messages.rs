@@ -76,6 +76,7 @@ union! {
             DefaultLayout = pb::report::DefaultLayout { query, result },
             Described = pb::report::Described { query, result },
             Memory = pb::report::Memory { bytes_in_use },
+            Late = pb::report::Late { run, on },
         ]
         none []
     }

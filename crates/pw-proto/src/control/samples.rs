@@ -191,6 +191,7 @@ pub(super) fn reports() -> Vec<Report> {
         Report::DefaultLayout { query: 2, result: Err(status()) },
         Report::Memory { bytes_in_use: vec![0, 1, u64::MAX] },
         Report::Traffic(TRAFFIC),
+        Report::Late { run: RunId(3), on: HostSlot(1) },
     ]
 }
 

@@ -88,11 +88,12 @@ impl Controller {
         NodeOrder { run: RunId(self.run), seq: GrantSeq(self.seq), previous, session: SESSION }
     }
 
-    /// The next report that is not about memory.
+    /// The next report that is not about memory or traffic.
     pub(crate) async fn report(&mut self) -> Report {
         loop {
             match self.reports.pop_front() {
                 Some(Report::Memory { bytes_in_use }) => self.memory = bytes_in_use,
+                Some(Report::Traffic(_)) => {}
                 Some(report) => return report,
                 None => self.receive().await,
             }
