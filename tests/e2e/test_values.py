@@ -82,10 +82,19 @@ def test_three_workers_that_all_count_from_zero(run_local):
     assert len(got["default kinds"]) == 1 and got["default kinds"][0] in got["kinds"]
 
 
-def test_what_spans_workers_says_so(run_local):
-    got = run_local(2, 2, CHAIN)
+HOST_VALUES = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("i",))
+x = jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh, P("i")))
+jax.jit(lambda v: v + 1, out_shardings=NamedSharding(mesh, P("i"), memory_kind="pinned_host"))(x).block_until_ready()
+"""
+
+
+def test_what_cannot_span_workers_says_so(run_local):
+    got = run_local(2, 2, HOST_VALUES)
     assert got.code != 0
-    assert re.search(r"UNIMPLEMENTED.*a program over workers", got.err, re.S), got.err
+    assert re.search(r"UNIMPLEMENTED.*cannot run on several workers.*not in device memory", got.err, re.S), got.err
 
 
 NO_SUCH_TARGET = """
