@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0)]
     gang_port: u16,
     /// Where the controller and the other workers reach this worker for array bytes, if that is not the address and port that it
-    /// listens on: behind NAT, in a container, through a proxy
+    /// listens on: behind NAT, in a container, through a proxy. For collectives the others come to the same host, at --gang-port
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     advertise: Option<String>,
     /// Secret of the controller

@@ -106,6 +106,7 @@ impl Core {
         };
         let others = entry.homes.iter().filter(|h| h.slot != slot).map(|h| GangPeer {
             slot: h.slot,
+            incarnation: h.incarnation,
             address: self.members.worker(h.slot).map(|w| w.info.gang_address.clone()).unwrap_or_default(),
             members: members(h.slot).map(|(member, _)| member).collect(),
         });
@@ -156,6 +157,7 @@ impl Core {
                 self.order_compile(id, first, replicas, partitions, fx);
             }
             Err(status) => {
+                entry.again = false;
                 entry.state = ExecutableState::Failed(Arc::new(status));
                 let others: SmallVec<[Home; 1]> = entry.homes.iter().filter(|h| h.slot != slot).copied().collect();
                 self.executables.forget_key(id);

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! 1. A frame is handed out once, whole. A connection that breaks in the middle of one loses it.
-//! 2. A wait ends with the frame, with its run, or with the connection that the frame would have come over.
-//! 3. A reader never waits for anybody who wants frames, so two workers that send to each other do not block.
+//! 2. A wait, for a frame or for room to send one, ends with the frame, with its run, or with the connection.
+//! 3. Connections belong to lives of workers. What was meant for one life never reaches another one, whatever their addresses.
+//! 4. A reader never waits for anybody who wants frames, so two workers that send to each other do not block.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -15,7 +16,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pw_types::{HostSlot, Status};
+use pw_types::{HostSlot, Incarnation, Status};
 use rustc_hash::FxHashMap;
 
 use crate::NetError;
@@ -27,6 +28,10 @@ const TOKEN_BYTES_MAX: usize = 4 << 10;
 const FRAME_BYTES_MAX: u64 = 64 << 30;
 /// Abandoned runs that are remembered, for frames of theirs that come late.
 const ABANDONED_MAX: usize = 4096;
+/// Answers to a greeting.
+const WRONG_TOKEN: u8 = 0;
+const WELCOME: u8 = 1;
+const OTHER_LIFE: u8 = 2;
 /// How long a frame may keep somebody waiting before others hear of it.
 pub const LATE: Duration = Duration::from_secs(1);
 /// No cluster has more workers than connections that one of them takes.
@@ -76,19 +81,29 @@ struct Inner {
 }
 
 struct Shared {
-    slot: Mutex<Option<HostSlot>>,
+    /// Of this worker.
+    life: Incarnation,
     token: String,
     mail: Mutex<Mail>,
     /// Something came or ended.
     changed: Condvar,
-    lines: Mutex<FxHashMap<HostSlot, Arc<Mutex<Line>>>>,
+    neighbours: Mutex<FxHashMap<HostSlot, Neighbour>>,
 }
 
-/// The connection to another worker.
-#[derive(Default)]
-struct Line {
-    address: String,
-    open: Option<TcpStream>,
+/// A life of another worker, and the connection to it.
+#[derive(Clone)]
+struct Neighbour {
+    slot: HostSlot,
+    life: Incarnation,
+    address: Arc<str>,
+    tcp: Arc<Mutex<Option<TcpStream>>>,
+}
+
+/// Another worker as it was when somebody began to deal with it.
+pub struct Line {
+    to: Neighbour,
+    /// How often a connection of it had broken.
+    breaks: u64,
 }
 
 #[derive(Default)]
@@ -97,8 +112,8 @@ struct Mail {
     abandoned: FxHashMap<u64, Arc<Status>>,
     /// In the order in which they were.
     order: VecDeque<u64>,
-    /// How often a connection of that worker has broken.
-    breaks: FxHashMap<HostSlot, u64>,
+    /// How often a connection of that life of a worker has broken.
+    breaks: FxHashMap<Incarnation, u64>,
     connections: usize,
     stopped: bool,
 }
@@ -113,98 +128,104 @@ impl Drop for Inner {
 }
 
 impl GangNet {
-    /// Listens; gives the address, too.
-    pub fn listen(address: SocketAddr, token: String) -> Result<(GangNet, SocketAddr), NetError> {
+    /// Listens, for this life of a worker; gives the address, too.
+    pub fn listen(address: SocketAddr, life: Incarnation, token: String) -> Result<(GangNet, SocketAddr), NetError> {
         let failed = |source| NetError::Io { peer: address.to_string(), what: "listen at", source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         let listens = listener.local_addr().map_err(failed)?;
-        let shared = Shared { slot: Mutex::default(), token, mail: Mutex::default(), changed: Condvar::new(), lines: Mutex::default() };
-        let shared = Arc::new(shared);
+        let (mail, changed, neighbours) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let shared = Arc::new(Shared { life, token, mail, changed, neighbours });
         let accepting = shared.clone();
         spawn("gang-accept", move || accept_all(&listener, &accepting)).map_err(failed)?;
         Ok((GangNet { inner: Arc::new(Inner { shared, listens }) }, listens))
     }
 
-    /// The slot of this worker, by which the others know it; before anything is sent.
-    pub fn is_slot(&self, slot: HostSlot) {
-        *lock(&self.inner.shared.slot) = Some(slot);
-    }
-
-    /// The worker in this slot takes frames at this address from now on.
-    pub fn neighbour(&self, slot: HostSlot, address: &str) {
-        let line = lock(&self.inner.shared.lines).entry(slot).or_default().clone();
-        let mut line = lock(&line);
-        if line.address != address {
-            *line = Line { address: address.to_owned(), open: None };
-        }
-    }
-
-    /// Sends a frame; returns when the socket has it.
-    pub fn send(&self, to: HostSlot, name: FrameName, parts: &[&[u8]]) -> Result<(), NetError> {
+    /// The worker in this slot is in this life now, and takes frames at this address. Waits for nobody.
+    pub fn neighbour(&self, slot: HostSlot, life: Incarnation, address: &str) {
         let shared = &self.inner.shared;
-        let line = lock(&shared.lines).get(&to).cloned();
-        let unknown = || NetError::Closed { peer: format!("worker {to}"), reason: "its address is not known".to_owned() };
-        let line = line.ok_or_else(unknown)?;
-        let mut line = lock(&line);
-        // A run is given up before another life of its worker becomes a neighbour, which must not get its frames.
-        if let Some(status) = shared.mail().abandoned.get(&name.run) {
-            return Err(NetError::GivenUp(status.clone()));
+        let mut neighbours = lock(&shared.neighbours);
+        if neighbours.get(&slot).is_some_and(|known| known.life == life) {
+            return;
         }
-        if line.open.is_none() {
-            line.open = Some(self.dial(&line.address)?);
+        let old = neighbours.insert(slot, Neighbour { slot, life, address: address.into(), tcp: Arc::default() });
+        drop(neighbours);
+        if let Some(old) = old {
+            shared.mail().breaks.remove(&old.life);
         }
-        let tcp = line.open.as_mut().expect("just opened");
+    }
+
+    /// The worker in this slot.
+    pub fn line(&self, slot: HostSlot) -> Result<Line, NetError> {
+        let shared = &self.inner.shared;
+        let to = lock(&shared.neighbours).get(&slot).cloned();
+        let to = to.ok_or_else(|| NetError::Closed { peer: format!("worker {slot}"), reason: "its address is not known".to_owned() })?;
+        let breaks = shared.mail().breaks.get(&to.life).copied().unwrap_or_default();
+        Ok(Line { to, breaks })
+    }
+
+    /// Sends a frame; returns when the socket has it. Every [`LATE`] in vain is told.
+    pub fn send(&self, line: &Line, name: FrameName, parts: &[&[u8]], late: impl Fn()) -> Result<(), NetError> {
+        let shared = &self.inner.shared;
+        let to = &line.to;
+        let mut open = lock(&to.tcp);
+        shared.goes_on(name.run, to)?;
+        let mut tcp = match open.take() {
+            Some(tcp) => tcp,
+            None => self.dial(to)?,
+        };
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let header = name.encode(bytes as u64);
         let mut slices: Vec<IoSlice<'_>> = std::iter::once(&header[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
-        if let Err(source) = write_all(tcp, &mut slices) {
-            line.open = None;
-            return Err(NetError::Io { peer: format!("worker {to} at {}", line.address), what: "send operands to", source });
+        let mut rest = &mut slices[..];
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            // Where this fails the connection goes with what it has of the frame.
+            match tcp.write_vectored(rest) {
+                Ok(0) => return Err(to.broke(io::ErrorKind::WriteZero.into())),
+                Ok(count) => IoSlice::advance_slices(&mut rest, count),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    shared.goes_on(name.run, to)?;
+                    late();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(to.broke(error)),
+            }
         }
+        *open = Some(tcp);
         Ok(())
     }
 
-    fn dial(&self, address: &str) -> Result<TcpStream, NetError> {
+    fn dial(&self, to: &Neighbour) -> Result<TcpStream, NetError> {
         let shared = &self.inner.shared;
-        let slot = lock(&shared.slot)
-            .ok_or_else(|| NetError::Closed { peer: address.to_owned(), reason: "this worker has no slot yet".into() })?;
-        let failed = |what| move |source| NetError::Io { peer: address.to_owned(), what, source };
-        let mut tcp = magic::GANG.dial_blocking(address)?;
+        let failed = |what| move |source| NetError::Io { peer: to.describe(), what, source };
+        let mut tcp = magic::GANG.dial_blocking(&to.address)?;
         let token = shared.token.as_bytes();
-        let hello = [&slot.0.to_le_bytes()[..], &(token.len() as u32).to_le_bytes(), token].concat();
+        let hello = [&shared.life.0.to_le_bytes()[..], &to.life.0.to_le_bytes(), &(token.len() as u32).to_le_bytes(), token].concat();
         tcp.write_all(&hello).map_err(failed("greet"))?;
         let mut answer = [0];
         tcp.read_exact(&mut answer).map_err(failed("read the answer of"))?;
-        if answer != [1] {
-            return Err(NetError::Refused { peer: address.to_owned(), reason: "the token is wrong".to_owned() });
+        let refused = |reason: &str| NetError::Refused { peer: to.describe(), reason: reason.to_owned() };
+        match answer[0] {
+            WELCOME => {}
+            OTHER_LIFE => return Err(refused("another life of the worker is there")),
+            _ => return Err(refused("the token is wrong")),
         }
-        tcp.set_read_timeout(None).and_then(|()| tcp.set_write_timeout(None)).map_err(failed("set up the connection to"))?;
+        tcp.set_write_timeout(Some(LATE)).map_err(failed("set up the connection to"))?;
         Ok(tcp)
     }
 
-    /// How often a connection of this worker has broken.
-    pub fn breaks(&self, of: HostSlot) -> u64 {
-        self.inner.shared.mail().breaks.get(&of).copied().unwrap_or_default()
-    }
-
-    /// Waits for a frame that the worker in slot `from` sends; in vain where a connection of it has broken since
-    /// [`GangNet::breaks`] was `breaks`. Every [`LATE`] in vain is told.
-    pub fn receive(&self, from: HostSlot, name: FrameName, breaks: u64, late: impl Fn()) -> Result<Vec<u8>, NetError> {
+    /// Waits for a frame of this worker; in vain where a connection of it has broken since the line was asked for. Every
+    /// [`LATE`] in vain is told.
+    pub fn receive(&self, line: &Line, name: FrameName, late: impl Fn()) -> Result<Vec<u8>, NetError> {
         let shared = &self.inner.shared;
-        let ended = |reason: &str| NetError::Closed { peer: format!("worker {from}"), reason: reason.to_owned() };
         let mut mail = shared.mail();
         loop {
             if let Some(frame) = mail.frames.remove(&name) {
                 return Ok(frame);
             }
-            if let Some(status) = mail.abandoned.get(&name.run) {
-                return Err(NetError::GivenUp(status.clone()));
-            }
-            if mail.breaks.get(&from).copied().unwrap_or_default() != breaks {
-                return Err(ended("it broke while operands of a collective were on their way"));
-            }
-            if mail.stopped {
-                return Err(ended("this worker ends"));
+            mail.goes_on(name.run, &line.to)?;
+            if mail.breaks.get(&line.to.life).copied().unwrap_or_default() != line.breaks {
+                return Err(line.to.closed("it broke while operands of a collective were on their way"));
             }
             let (woken, waited) = shared.changed.wait_timeout(mail, LATE).unwrap_or_else(PoisonError::into_inner);
             mail = woken;
@@ -232,7 +253,36 @@ impl GangNet {
     }
 }
 
+impl Neighbour {
+    fn describe(&self) -> String {
+        format!("worker {} at {}", self.slot, self.address)
+    }
+
+    fn closed(&self, reason: &str) -> NetError {
+        NetError::Closed { peer: self.describe(), reason: reason.to_owned() }
+    }
+
+    fn broke(&self, source: io::Error) -> NetError {
+        NetError::Io { peer: self.describe(), what: "send operands to", source }
+    }
+}
+
+impl Mail {
+    /// An error where nobody is to send or wait any more in this run.
+    fn goes_on(&self, run: u64, with: &Neighbour) -> Result<(), NetError> {
+        match self.abandoned.get(&run) {
+            Some(status) => Err(NetError::GivenUp(status.clone())),
+            None if self.stopped => Err(with.closed("this worker ends")),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Shared {
+    fn goes_on(&self, run: u64, with: &Neighbour) -> Result<(), NetError> {
+        self.mail().goes_on(run, with)
+    }
+
     fn mail(&self) -> MutexGuard<'_, Mail> {
         lock(&self.mail)
     }
@@ -290,8 +340,8 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
 
 /// Reads one worker's frames to the end of its connection.
 fn serve(mut tcp: TcpStream, peer: &str, shared: &Shared) {
-    let slot = match greet(&mut tcp, peer, &shared.token) {
-        Ok(slot) => slot,
+    let life = match greet(&mut tcp, peer, shared) {
+        Ok(life) => life,
         Err(error) => return tracing::warn!(peer, "a connection for operands was refused: {}", error.chain()),
     };
     let why = loop {
@@ -305,30 +355,35 @@ fn serve(mut tcp: TcpStream, peer: &str, shared: &Shared) {
             Err(error) => break error.to_string(),
         }
     };
-    tracing::debug!(peer, %slot, why, "the connection of another worker is gone");
-    *shared.mail().breaks.entry(slot).or_default() += 1;
+    tracing::debug!(peer, why, "the connection of another worker is gone");
+    *shared.mail().breaks.entry(life).or_default() += 1;
     shared.changed.notify_all();
 }
 
-fn greet(tcp: &mut TcpStream, peer: &str, token: &str) -> Result<HostSlot, NetError> {
+/// Which life of a worker it is, if it knows the token and means this one.
+fn greet(tcp: &mut TcpStream, peer: &str, shared: &Shared) -> Result<Incarnation, NetError> {
     magic::GANG.accept_blocking(tcp, peer)?;
     let failed = |source| NetError::Io { peer: peer.to_owned(), what: "read the greeting of", source };
-    let mut head = [0; 8];
+    let mut head = [0; 20];
     tcp.read_exact(&mut head).map_err(failed)?;
-    let slot = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
-    let length = u32::from_le_bytes(head[4..].try_into().expect("four bytes")) as usize;
+    let life = |at: usize| Incarnation(u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")));
+    let length = u32::from_le_bytes(head[16..].try_into().expect("four bytes")) as usize;
     if length > TOKEN_BYTES_MAX {
         return Err(NetError::Protocol { peer: peer.to_owned(), what: format!("a token of {length} bytes") });
     }
     let mut theirs = vec![0; length];
     tcp.read_exact(&mut theirs).map_err(failed)?;
-    let right = magic::same_secret(token.as_bytes(), &theirs);
-    tcp.write_all(&[u8::from(right)]).map_err(failed)?;
-    if !right {
-        return Err(NetError::Protocol { peer: peer.to_owned(), what: "its token is wrong".to_owned() });
+    let (answer, why) = match (magic::same_secret(shared.token.as_bytes(), &theirs), life(8) == shared.life) {
+        (false, _) => (WRONG_TOKEN, "its token is wrong"),
+        (true, false) => (OTHER_LIFE, "it means another life of this worker"),
+        (true, true) => (WELCOME, ""),
+    };
+    tcp.write_all(&[answer]).map_err(failed)?;
+    if answer != WELCOME {
+        return Err(NetError::Protocol { peer: peer.to_owned(), what: why.to_owned() });
     }
     tcp.set_read_timeout(None).map_err(failed)?;
-    Ok(HostSlot(slot))
+    Ok(life(0))
 }
 
 /// `None` = the end, between two frames.
@@ -350,20 +405,6 @@ fn read_frame(tcp: &mut TcpStream) -> io::Result<Option<(FrameName, Vec<u8>)>> {
     Ok(Some((name, body)))
 }
 
-fn write_all(tcp: &mut TcpStream, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
-    let mut rest = slices;
-    IoSlice::advance_slices(&mut rest, 0);
-    while !rest.is_empty() {
-        match tcp.write_vectored(rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => IoSlice::advance_slices(&mut rest, count),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
 }
@@ -379,15 +420,16 @@ mod tests {
     /// The run may have been one of a life of the worker that is over.
     #[test]
     fn nothing_is_sent_for_a_run_that_was_given_up() {
-        let listen = || GangNet::listen(SocketAddr::from(([127, 0, 0, 1], 0)), "token".to_owned()).unwrap();
-        let ((a, _), (b, address)) = (listen(), listen());
-        a.is_slot(HostSlot(0));
-        a.neighbour(HostSlot(1), &address.to_string());
+        let listen = |life| GangNet::listen(SocketAddr::from(([127, 0, 0, 1], 0)), Incarnation(life), "token".to_owned()).unwrap();
+        let ((a, at), (b, address)) = (listen(1), listen(2));
+        a.neighbour(HostSlot(1), Incarnation(2), &address.to_string());
+        b.neighbour(HostSlot(0), Incarnation(1), &at.to_string());
         let name = |run| FrameName { run, key: 0, count: 0, group: 0, from: 0 };
         a.abandon(1, Arc::new(Status::internal("boom")));
-        assert!(a.send(HostSlot(1), name(1), &[b"old"]).is_err());
-        a.send(HostSlot(1), name(2), &[b"new"]).unwrap();
-        assert_eq!(b.receive(HostSlot(0), name(2), 0, || ()).unwrap(), b"new");
+        let (to, from) = (a.line(HostSlot(1)).unwrap(), b.line(HostSlot(0)).unwrap());
+        assert!(a.send(&to, name(1), &[b"old"], || ()).is_err());
+        a.send(&to, name(2), &[b"new"], || ()).unwrap();
+        assert_eq!(b.receive(&from, name(2), || ()).unwrap(), b"new");
         assert!(b.inner.shared.mail().frames.is_empty());
     }
 }

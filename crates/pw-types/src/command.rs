@@ -83,6 +83,7 @@ pub struct GangMember {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GangPeer {
     pub slot: HostSlot,
+    pub incarnation: Incarnation,
     /// Where it takes the operands of collectives, `HOST:PORT`.
     pub address: String,
     /// Its members, in ascending order.

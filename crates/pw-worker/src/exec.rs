@@ -188,7 +188,9 @@ impl Exec {
             ExecEffect::Drop { backing } => self.forget(backing),
             ExecEffect::DropUpload { session, buffer } => drop(self.blocks.remove(&(session, buffer))),
             ExecEffect::Compile(command) => self.send("compile", |o| o.compiles.send(command).is_ok()),
-            ExecEffect::Neighbours(gang) => gang.others.iter().for_each(|peer| self.outlets.gang.neighbour(peer.slot, &peer.address)),
+            ExecEffect::Neighbours(gang) => {
+                gang.others.iter().for_each(|peer| self.outlets.gang.neighbour(peer.slot, peer.incarnation, &peer.address))
+            }
             ExecEffect::Abandon { run, status } => self.outlets.gang.abandon(run.0, status),
             ExecEffect::Load { executable, fingerprint, gang } => {
                 self.send("load", |o| o.loads.send(LoadJob { executable, fingerprint, gang }).is_ok());

@@ -37,7 +37,7 @@ pub(crate) struct Registration {
 pub(crate) struct Registered {
     pub(crate) reader: ControlReader,
     pub(crate) writer: ControlWriter,
-    pub(crate) slot: HostSlot,
+    slot: HostSlot,
     /// Frames that the controller has taken.
     pub(crate) received: u64,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pw_net::NetError;
 use pw_net::control::{ControlReader, ControlWriter, ControllerFrame, Encoded, Incoming, Sequence, Stamp, WorkerFrame, encode};
-use pw_types::{HostSlot, Incarnation, Report, WorkerInfo};
+use pw_types::{Incarnation, Report, WorkerInfo};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::MissedTickBehavior;
@@ -57,11 +57,6 @@ impl Stream {
             sequence: Mutex::new(Sequence::new(incarnation, UNACKNOWLEDGED_MAX)),
             acks_due: Notify::new(),
         })
-    }
-
-    /// Where the controller has put this worker.
-    pub(crate) fn slot(&self) -> HostSlot {
-        self.connection.slot
     }
 
     /// Ends with the reason why it ended.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use pw_exec::ExecEvent;
 use pw_hlo::Collective;
 use pw_net::NetError;
-use pw_net::gang::{FrameName, GangNet};
+use pw_net::gang::{FrameName, GangNet, Line};
 use pw_pjrt::PjrtError;
 use pw_types::{Code, GangPart, HostSlot, RunId};
 use rustc_hash::FxHashMap;
@@ -58,24 +58,24 @@ impl Team {
         let mut peers: Vec<HostSlot> = ranks.clone().filter_map(home).collect();
         peers.sort_unstable();
         peers.dedup();
-        let breaks: Vec<u64> = peers.iter().map(|&peer| self.net.breaks(peer)).collect();
-        for &peer in &peers {
+        let lines: Vec<Line> = peers.iter().map(|&peer| self.net.line(peer)).collect::<Result<_, _>>().map_err(|e| unavailable(&e))?;
+        for (&peer, line) in peers.iter().zip(&lines) {
             let wanted = wanted(collective, group, |rank| home(rank) == Some(peer), |rank| home(rank).is_none());
             let parts: Vec<&[u8]> = wanted.iter().flat_map(|&rank| operands[rank].iter().copied()).collect();
             if !wanted.is_empty() {
                 let name = FrameName { from: first(None), ..name };
-                self.net.send(peer, name, &parts).map_err(|error| unavailable(&error))?;
+                self.net.send(line, name, &parts, || self.late(run, peer)).map_err(|error| unavailable(&error))?;
             }
         }
         let mut received = Received::default();
         let bytes: usize = collective.arrays.iter().filter_map(|a| collective.sizes(a, group.len())).map(|(operand, _)| operand).sum();
-        for (&peer, breaks) in peers.iter().zip(breaks) {
+        for (&peer, line) in peers.iter().zip(&lines) {
             let wanted = wanted(collective, group, |rank| home(rank).is_none(), |rank| home(rank) == Some(peer));
             if wanted.is_empty() {
                 continue;
             }
             let name = FrameName { from: first(Some(peer)), ..name };
-            let mut frame = self.net.receive(peer, name, breaks, || self.late(run, peer)).map_err(|error| unavailable(&error))?;
+            let mut frame = self.net.receive(line, name, || self.late(run, peer)).map_err(|error| unavailable(&error))?;
             if frame.len() != bytes * wanted.len() {
                 let text = format!("worker {peer} sent {} bytes for collective {key}, not {}", frame.len(), bytes * wanted.len());
                 return Err(PjrtError::internal(text));

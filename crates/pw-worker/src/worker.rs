@@ -90,15 +90,13 @@ pub async fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     let listener = listener.map_err(|source| WorkerError::Listen { address, source })?;
     let bound = listener.local_addr().map_err(|source| WorkerError::Listen { address, source })?;
     let gang_address = SocketAddr::new(address.ip(), config.gang_port);
-    let listening = GangNet::listen(gang_address, config.token.clone());
+    let incarnation = new_incarnation();
+    let listening = GangNet::listen(gang_address, incarnation, config.token.clone());
     let (gang, gang_bound) = listening.map_err(|source| WorkerError::ListenGang { address: gang_address, source })?;
     let info = describe(&config, &client, bound, gang_bound);
-    let incarnation = new_incarnation();
     // Before the controller knows of this worker, whatever it needs is there.
-    let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener, gang.clone())?;
-    let stream = Stream::register(&config, info, incarnation).await?;
-    gang.is_slot(stream.slot());
-    let stream = stream.serve(link);
+    let Parts { exec, messages, link, ending: _ending } = start(&config, client, cache, listener, gang)?;
+    let stream = Stream::register(&config, info, incarnation).await?.serve(link);
     tokio::pin!(stream);
     tokio::select! {
         result = &mut stream => result,

@@ -128,7 +128,10 @@ fn one_worker_compiles_first_then_the_others_and_all_load() {
         })
         .collect();
     let member = |member, device| GangMember { member, device };
-    let peer = |slot, address: &str, members| GangPeer { slot: HostSlot(slot), address: address.into(), members };
+    let peer = |slot, address: &str, members| {
+        let (slot, incarnation) = (HostSlot(slot), Incarnation(u64::from(slot) + 1));
+        GangPeer { slot, incarnation, address: address.into(), members }
+    };
     let second = GangPart { members: 4, here: vec![member(0, 0), member(2, 1)], others: vec![peer(0, "h:2", vec![1, 3])] };
     let first = GangPart { members: 4, here: vec![member(1, 0), member(3, 1)], others: vec![peer(1, "g:2", vec![0, 2])] };
     assert_eq!(loads, [(1, id, second), (0, id, first)]);

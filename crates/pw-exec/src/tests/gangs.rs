@@ -12,7 +12,7 @@ fn part(devices: &[u32], members: &[u32], parameters: u32, donated: &[u32]) -> A
 }
 
 fn load(s: &mut Script, id: u64, program: Arc<LoadedProgram>) -> Vec<String> {
-    let peer = GangPeer { slot: HostSlot(1), address: "b:2".to_owned(), members: vec![] };
+    let peer = GangPeer { slot: HostSlot(1), incarnation: Incarnation(2), address: "b:2".to_owned(), members: vec![] };
     let gang = Some(GangPart { members: 3, here: vec![], others: vec![peer] });
     let mut said = s.command(Command::Load { executable: ExecutableId(id), fingerprint: Bytes::new(), gang });
     said.extend(s.event(ExecEvent::Loaded { executable: ExecutableId(id), result: Ok(program) }));

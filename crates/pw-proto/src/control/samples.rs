@@ -360,7 +360,7 @@ fn gang() -> GangPart {
     GangPart {
         members: 3,
         here: vec![GangMember { member: 1, device: 0 }],
-        others: vec![GangPeer { slot: HostSlot(2), address: "h:3".into(), members: vec![0, 2] }],
+        others: vec![GangPeer { slot: HostSlot(2), incarnation: LIFE, address: "h:3".into(), members: vec![0, 2] }],
     }
 }
 

@@ -142,7 +142,7 @@ messages! {
     SessionStatus = pb::SessionStatus { session, name, weight, devices, queued, running, held_bytes, arrays, device_ns }
     GangPart = pb::GangPart { members, here, others }
     GangMember = pb::GangMember { member, device }
-    GangPeer = pb::GangPeer { slot, address, members }
+    GangPeer = pb::GangPeer { slot, incarnation, address, members }
     StatusReport = pb::StatusReport { workers, sessions, executables }
 
     ValueSpec = pb::ValueSpec { dtype, shard_dims, dims, layout, memory_kind, op_sharding }
