@@ -17,7 +17,7 @@ def test_every_collective_gives_the_answers_of_stock_jax(run_local, run_stock):
         np.testing.assert_allclose(got[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-APART = """
+DEVICES_APART = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -26,6 +26,9 @@ x = jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh, P("i")))
 wrap = lambda f: jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
 some = wrap(lambda v: lax.cond(v.sum() > 1, lambda w: lax.psum(w, "i"), lambda w: w, v))
 good = wrap(lambda v: lax.psum(v, "i"))
+"""
+
+APART = DEVICES_APART + """
 told = []
 for _ in range(3):
     try:

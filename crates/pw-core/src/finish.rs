@@ -101,7 +101,8 @@ impl Core {
         }
         let (hosts, name) = (hosts.clone(), self.label(run));
         let text = format!(
-            "the devices of {name} do not meet in a collective: worker {slot} waits there, but worker {on} has ended its part without it"
+            "the devices of {name} do not meet in a collective: worker {slot} waits there, but worker {on} has ended its part without \
+             it; all devices must come to the same collectives, also those inside a `cond` or a `while_loop`"
         );
         let status = Arc::new(Status::internal(text));
         self.nodes.get_mut(&run).expect("just seen").fault = Some(status.clone());

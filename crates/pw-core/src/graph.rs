@@ -87,7 +87,7 @@ pub(crate) struct Node {
     /// Charged device time at the grant.
     pub(crate) cost_ns: u64,
     /// Workers of a gang that have ended their part, and when.
-    pub(crate) ended: SmallVec<[(HostSlot, Time); 2]>,
+    pub(crate) ended: SmallVec<[(HostSlot, Time); 1]>,
     /// Measured device time: the longest of its hosts.
     pub(crate) device_ns: u64,
     /// Size of its request, for the session's bound.

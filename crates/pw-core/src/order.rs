@@ -317,11 +317,7 @@ impl Core {
             worker.last_seq = seq;
             worker.granted += 1;
             let id = |key: BackingKey| -> BufferId { self.directory.get(key).id };
-            // Of a gang over several hosts, the places of this one's members.
-            let local: Vec<u32> = match hosts {
-                [_] => Vec::new(),
-                _ => (0..).zip(node.devices.iter()).filter(|&(_, &d)| self.members.slot_of(d) == slot).map(|(i, _)| i).collect(),
-            };
+            let is_here = |device: DeviceKey| self.members.slot_of(device) == slot;
             let command = match &node.work {
                 Work::Launch { executable, arguments, launch_id } => Command::Launch(Launch {
                     order,
@@ -332,7 +328,7 @@ impl Core {
                         .map(|((pieces, _), &donate)| Argument {
                             segments: match hosts {
                                 [_] => pieces.iter().map(|p| Segment { buffer: id(p.backing), first: p.first, count: p.count }).collect(),
-                                _ => local_segments(pieces, |index| local.contains(&index), id),
+                                _ => local_segments(pieces, &node.devices, is_here, id),
                             },
                             donate,
                         })
@@ -374,11 +370,16 @@ impl Core {
     }
 }
 
-/// The shards of an argument at the places that are `here`, in order.
-fn local_segments(pieces: &[Piece], here: impl Fn(u32) -> bool, id: impl Fn(BackingKey) -> BufferId) -> Vec<Segment> {
+/// The shards of an argument of a gang that lie on devices which are here, in order.
+fn local_segments(
+    pieces: &[Piece],
+    devices: &[DeviceKey],
+    is_here: impl Fn(DeviceKey) -> bool,
+    id: impl Fn(BackingKey) -> BufferId,
+) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     let shards = pieces.iter().flat_map(|p| (p.first..p.first + p.count).map(move |shard| (p.backing, shard)));
-    for (_, (backing, shard)) in (0..).zip(shards).filter(|&(place, _)| here(place)) {
+    for (_, (backing, shard)) in devices.iter().zip(shards).filter(|&(&device, _)| is_here(device)) {
         let buffer = id(backing);
         match segments.last_mut() {
             Some(last) if last.buffer == buffer && last.first + last.count == shard => last.count += 1,

@@ -29,6 +29,7 @@ impl ExecCore {
         let Launch { order, executable, arguments, launch_id } = launch;
         if let Err(status) = self.usable(executable) {
             self.lost.add(order.run, status.clone());
+            // Its program is not known: it may be one over several workers.
             fx.push(ExecEffect::Abandon { run: order.run, status: status.clone() });
             return finished(order.run, 0, Err(&status), fx);
         }

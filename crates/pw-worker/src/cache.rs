@@ -1,7 +1,9 @@
 //! Compiled programs on disk, by what they were made of.
 //!
 //! An entry is a few files, the serialized executable, its report and perhaps its form for one device, each behind a
-//! digest and written under another name first, so that a reader sees a whole file or none; the report comes last. What is damaged counts as absent and is written again.
+//! digest and written under another name first, so that a reader sees a whole file or none; the report comes last. What is
+//! damaged counts as absent and is written again. The executable of a program for members of a gang is empty, since nobody
+//! could load it; its optimized module is there to be described.
 //! Processes share a folder without talking: the same key always means the same contents.
 
 use std::fs;

@@ -43,18 +43,8 @@ fn load(key: &[u8], cache: &Cache, client: &Client, callbacks: &Callbacks) -> Re
         return Ok(program);
     }
     let program = cache.program(key).ok_or_else(|| cache.missing(key))?;
-    let executable = client.deserialize_and_load(&program).map_err(|error| {
-        // What this plugin does not take would be found again and again. For want of a LAPACK only others can use it.
-        let status = convert::status(error);
-        let mut status = targets::without_lapack(&status).unwrap_or_else(|| {
-            cache.forget(key);
-            status
-        });
-        status.message = format!("cannot load {}: {}", report.name, status.message);
-        status
-    })?;
+    let executable = deserialize(&program, key, cache, client, &report)?;
     let devices: Vec<u32> = executable.devices().iter().map(|&d| d as u32).collect();
-    check_outputs(&executable, &report).inspect_err(|_| cache.forget(key))?;
     let gang = Gang::new(executable, callbacks).map_err(convert::status)?;
     let loaded = LoadedProgram::local(devices, Form::Gang, Arc::new(report));
     Ok(Arc::new(Program::new(Arc::new(loaded), Runner::Gang(gang))))
@@ -95,7 +85,19 @@ fn load_gang(
 ) -> Result<Arc<Program>, Status> {
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
     let program = cache.member(key).and_then(|bytes| MemberProgram::decode(&bytes)).ok_or_else(|| cache.missing(key))?;
-    let executable = client.deserialize_and_load(&program.executable).map_err(|error| {
+    let executable = deserialize(&program.executable, key, cache, client, &report)?;
+    let (members, devices): (Vec<u32>, Vec<u32>) = gang.here.iter().map(|m| (m.member, m.device)).unzip();
+    let callbacks = report.host_callbacks.then_some(callbacks);
+    let team = Team::new(net.clone(), gang, exec.clone());
+    let runner = PerDevice::new(executable, (&members, gang.members), program.collectives, callbacks, Some(team));
+    let runner = Runner::PerDevice(runner.map_err(convert::status)?);
+    let loaded = LoadedProgram { devices, members, total: gang.members, form: Form::PerDevice, report: Arc::new(report) };
+    Ok(Arc::new(Program::new(Arc::new(loaded), runner)))
+}
+
+/// What this plugin does not take would be found again and again, so it goes. For want of a LAPACK only others can use it.
+fn deserialize(program: &[u8], key: &[u8], cache: &Cache, client: &Client, report: &CompileReport) -> Result<LoadedExecutable, Status> {
+    let executable = client.deserialize_and_load(program).map_err(|error| {
         let status = convert::status(error);
         let mut status = targets::without_lapack(&status).unwrap_or_else(|| {
             cache.forget(key);
@@ -104,14 +106,8 @@ fn load_gang(
         status.message = format!("cannot load {}: {}", report.name, status.message);
         status
     })?;
-    check_outputs(&executable, &report).inspect_err(|_| cache.forget(key))?;
-    let (members, devices): (Vec<u32>, Vec<u32>) = gang.here.iter().map(|m| (m.member, m.device)).unzip();
-    let callbacks = report.host_callbacks.then_some(callbacks);
-    let team = Team::new(net.clone(), gang, exec.clone());
-    let runner = PerDevice::new(executable, (&members, gang.members), program.collectives, callbacks, Some(team));
-    let runner = Runner::PerDevice(runner.map_err(convert::status)?);
-    let loaded = LoadedProgram { devices, members, total: gang.members, form: Form::PerDevice, report: Arc::new(report) };
-    Ok(Arc::new(Program::new(Arc::new(loaded), runner)))
+    check_outputs(&executable, report).inspect_err(|_| cache.forget(key))?;
+    Ok(executable)
 }
 
 fn check_outputs(executable: &LoadedExecutable, report: &CompileReport) -> Result<(), Status> {

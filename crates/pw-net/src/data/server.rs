@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use bytes::Bytes;
 use pw_types::{Cause, Code, Handle, SessionId, Status};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -339,10 +338,4 @@ fn admit(tcp: TcpStream, peer: String, shared: &Arc<Shared>) {
         connection::serve(tcp, peer, &shared).await;
         shared.sockets.fetch_sub(1, Ordering::Relaxed);
     });
-}
-
-/// Compares without telling by its time how much was right.
-fn same_token(ours: &str, theirs: &Bytes) -> bool {
-    let difference = ours.bytes().zip(theirs.iter()).fold(0, |all, (a, b)| all | (a ^ b));
-    ours.len() == theirs.len() && difference == 0
 }

@@ -10,7 +10,7 @@ use pw_types::{Cause, Code, Handle, SessionId, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use super::{CONNECTIONS_MAX, Connection, Shared, same_token};
+use super::{CONNECTIONS_MAX, Connection, Shared};
 use crate::data::frame::{HEADER, Header, Key, Kind, decode_status, encode_status};
 use crate::data::outbox::{Outbox, writer_ended};
 use crate::data::wire::Incoming;
@@ -40,7 +40,7 @@ pub(super) async fn serve(mut tcp: TcpStream, peer: String, shared: &Shared) {
 async fn greet(tcp: &mut TcpStream, peer: &str, token: &str) -> Result<Header, NetError> {
     magic::DATA.accept(tcp, peer).await?;
     let (header, theirs) = magic::within(peer, "show its token", read_token(tcp, peer)).await??;
-    if !same_token(token, &theirs) {
+    if !magic::same_secret(token.as_bytes(), &theirs) {
         return Err(refuse(tcp, peer, Code::Unauthenticated, "the token is wrong".to_owned()).await);
     }
     Ok(header)
