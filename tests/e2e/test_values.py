@@ -172,9 +172,10 @@ def losses(result):
 GPT, REGRESSION = [3.8848, 2.0184, 0.2815], [1.1833, 0.0253]
 
 
+@pytest.mark.parametrize("workers, devices", [(1, 8), (2, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("program, expected", [("gpt.py", GPT), ("flax_regression.py", REGRESSION)])
-def test_training_programs(run_local, run_stock, program, expected):
+def test_training_programs(run_local, run_stock, program, expected, workers, devices):
     if jax.__version__ != "0.10.2":  # another release draws and rounds in its own way
         expected = losses(run_stock(8, PROGRAMS / program))
-    got = losses(run_local(1, 8, PROGRAMS / program))
+    got = losses(run_local(workers, devices, PROGRAMS / program))
     assert got == pytest.approx(expected, abs=2e-4)

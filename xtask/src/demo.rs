@@ -11,13 +11,15 @@ pub(crate) const HELP: &str = "\
 cargo xtask demo [ARGUMENTS FOR examples/train_gpt.py]
 
 Sets up what is missing, then trains a character-level GPT on the source of Python's own standard library, in two parts:
-  1. data-parallel over four devices of one worker (`pathways local --workers 1 --devices 4`), and by the same script on stock
-     JAX with four CPU devices;
-  2. its first 80 steps again as a pipeline of two stages over two workers (`--workers 2 --devices 2`), beside part 1.
+  1. data-parallel over the four devices of two workers (`pathways local --workers 2 --devices 2`), every step one program over
+     both, and by the same script on stock JAX with four CPU devices;
+  2. its first 80 steps again as a pipeline of two stages, one on each worker, beside part 1.
 Shows progress, a sample of what the model writes and whether the losses agree; the results go to target/demo/. Under three
 minutes on two cores after the set-up. `--steps 50` is a quick look.";
 
-const DEVICES: usize = 4;
+const WORKERS: usize = 2;
+/// Of each worker.
+const DEVICES: usize = 2;
 /// The pipeline is shown, not trained to the end.
 const PIPELINE_STEPS: usize = 80;
 const LIMIT: Duration = Duration::from_secs(900);
@@ -26,19 +28,19 @@ const RELATIVE_DIFFERENCE_MAX: f64 = 2e-4;
 
 pub(crate) fn task(root: &Path, args: &[String]) -> Result<(), String> {
     let ready = setup::ensure(root)?;
-    run::say(&format!("part 1: training on a pathways cluster: 1 worker, {DEVICES} devices"));
-    let ours = train(root, "pathways", "train_gpt.py", &mut cluster(root, &ready, 1), args)?;
+    run::say(&format!("part 1: training on a pathways cluster, data-parallel over {WORKERS} workers with {DEVICES} devices each"));
+    let ours = train(root, "pathways", "train_gpt.py", &mut cluster(root, &ready), args)?;
 
-    run::say(&format!("the same script on stock JAX: one process, {DEVICES} CPU devices"));
+    run::say(&format!("the same script on stock JAX: one process, {} CPU devices", WORKERS * DEVICES));
     let mut stock = Command::new(&ready.python);
-    stock_jax(&mut stock, DEVICES);
+    stock_jax(&mut stock, WORKERS * DEVICES);
     let theirs = train(root, "stock", "train_gpt.py", &mut stock, args)?;
 
-    run::say(&format!("part 2: the same model as a pipeline of two stages: 2 workers, {} devices each", DEVICES / 2));
+    run::say("part 2: the same model as a pipeline of two stages, one on each worker");
     let mut pipeline = vec!["--stop".to_owned(), PIPELINE_STEPS.to_string(), "--beside".to_owned()];
     pipeline.push(root.join("target/demo/pathways/losses.json").display().to_string());
     pipeline.extend_from_slice(args);
-    let piped = train(root, "pipeline", "pipeline_gpt.py", &mut cluster(root, &ready, 2), &pipeline)?;
+    let piped = train(root, "pipeline", "pipeline_gpt.py", &mut cluster(root, &ready), &pipeline)?;
 
     if ours.losses.len() != theirs.losses.len() {
         return Err(format!("{} losses on pathways, {} on stock JAX", ours.losses.len(), theirs.losses.len()));
@@ -50,10 +52,10 @@ pub(crate) fn task(root: &Path, args: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// A cluster whose workers share the devices equally, for a Python program.
-fn cluster(root: &Path, ready: &setup::Ready, workers: usize) -> Command {
+/// A cluster for a Python program.
+fn cluster(root: &Path, ready: &setup::Ready) -> Command {
     let mut cluster = Command::new(&ready.pathways);
-    cluster.args(["local", "--workers", &workers.to_string(), "--devices", &(DEVICES / workers).to_string(), "--port", "0"]);
+    cluster.args(["local", "--workers", &WORKERS.to_string(), "--devices", &DEVICES.to_string(), "--port", "0"]);
     cluster.arg("--cache-dir").arg(root.join("target/cache")).arg("--").arg(&ready.python);
     cluster
 }

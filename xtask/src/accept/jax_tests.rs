@@ -21,17 +21,26 @@ tests/jax/expected/NAME.toml, entry by entry with its cause; one that is not fai
   --tests    a checkout of JAX at the tag of the installed version (its files are not part of this repo)
   --shape    workers x devices per worker; default 1x8
   --file     a test file; default transfer_guard_test, multi_device_test, garbage_collection_guard_test, array_test, pmap_test,
-             linalg_test and lax_test (of these two only ids whose CRC-32 is divisible by 4 and by 6; --every 1 runs all)
+             pjit_test, linalg_test and lax_test (of these three only ids whose CRC-32 is divisible by 6, 4 and 6; --every 1
+             runs all)
   --every    run only ids whose CRC-32 is divisible by this
   --timeout  seconds for one test; default 120
   --python   an interpreter with JAX; default .venv's
 
 The table of all ids goes to target/accept/jax-tests/SHAPE/NAME.tsv.";
 
-const FILES: [&str; 7] =
-    ["transfer_guard_test", "multi_device_test", "garbage_collection_guard_test", "array_test", "pmap_test", "linalg_test", "lax_test"];
+const FILES: [&str; 8] = [
+    "transfer_guard_test",
+    "multi_device_test",
+    "garbage_collection_guard_test",
+    "array_test",
+    "pmap_test",
+    "pjit_test",
+    "linalg_test",
+    "lax_test",
+];
 /// Files that would take too long as a whole, and which part of them is run: ids whose CRC-32 is divisible by the number.
-const SAMPLED: [(&str, u32); 2] = [("linalg_test", 4), ("lax_test", 6)];
+const SAMPLED: [(&str, u32); 3] = [("linalg_test", 4), ("lax_test", 6), ("pjit_test", 6)];
 /// Beyond a test's own time limit: for start, collection, and the pytest plugin to act.
 const STUCK_GRACE: Duration = Duration::from_secs(90);
 const PROCESSES_MAX: usize = 60;
