@@ -147,6 +147,10 @@ def test_a_token_opens_the_door(processes):
     for token in (None, "wrong"):
         got = start_client(processes, ports, PATHWAYS_TOKEN=token).finish(60)
         assert got.code != 0 and "token" in got.err and "open-sesame" not in got.err
+    # Either both have one, or none: a worker proves its token to the controller, and asks for it again for array bytes.
+    for ours, flags in [(ports, []), (ports, ["--token", "wrong"]), (start_controller(processes), ["--token", "open-sesame"])]:
+        got = start_worker(processes, ours, *flags).finish(60)
+        assert got.code != 0 and "token" in got.err and "open-sesame" not in got.err
 
 
 LONG = """

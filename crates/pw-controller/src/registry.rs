@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pw_net::NetError;
 use pw_net::control::{self, Answer, Hello};
+use pw_net::{NetError, same_secret};
 use pw_types::{Code, Event, Status};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::ControllerConfig;
 use crate::link::{Link, Links, Return};
-use crate::turn::{Inbox, WorkerLink, wrong_token};
+use crate::turn::{Inbox, WorkerLink, unasked_token, wrong_token};
 
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 
@@ -57,8 +57,11 @@ async fn greet(
     let (token, theirs) = match &hello {
         Hello::Worker { token, build, .. } | Hello::Status { token, build } => (token, build),
     };
-    if !config.token.is_empty() && *token != config.token {
-        return writer.send(&Answer::Refused { status: wrong_token() }).await;
+    // Worker and controller each prove it to the other, so one that has a token would refuse one that has none later.
+    let must_match = !config.token.is_empty() || matches!(hello, Hello::Worker { .. });
+    if must_match && !same_secret(config.token.as_bytes(), token.as_bytes()) {
+        let status = if config.token.is_empty() { unasked_token() } else { wrong_token() };
+        return writer.send(&Answer::Refused { status }).await;
     }
     if *theirs != config.core.build && !config.core.build.is_empty() {
         let text = format!("this peer is build {theirs}, the controller {}; both must be the same build", config.core.build);

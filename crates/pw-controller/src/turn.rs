@@ -166,3 +166,9 @@ impl Shell {
 pub(crate) fn wrong_token() -> Status {
     Status::new(pw_types::Code::Unauthenticated, "the token is missing or wrong; give the controller's with --token or PATHWAYS_TOKEN")
 }
+
+/// What a worker with a token is told by a controller that has none.
+pub(crate) fn unasked_token() -> Status {
+    let text = "the worker has a token and the controller has none; give both the same with --token or PATHWAYS_TOKEN, or none to both";
+    Status::new(pw_types::Code::Unauthenticated, text)
+}

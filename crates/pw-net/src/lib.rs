@@ -13,3 +13,4 @@ mod magic;
 mod sequence;
 
 pub use error::NetError;
+pub use magic::same_secret;
