@@ -25,8 +25,17 @@ START_SECONDS = 60
 RUN_SECONDS = 120
 POLL_SECONDS = 0.05
 
+# Threads of a client print too (callbacks), and `print` writes a line and its end apart: other lines came between.
 PRELUDE = """
-import json
+import builtins, io, json, sys
+def print(*values, file=None, flush=False, **how):
+    line = io.StringIO()
+    whole_lines(*values, file=line, **how)
+    file = sys.stdout if file is None else file
+    file.write(line.getvalue())
+    if flush:
+        file.flush()
+builtins.print, whole_lines = print, builtins.print
 def result(value): print("RESULT " + json.dumps(value), flush=True)
 """
 

@@ -129,7 +129,7 @@ STUCK = BEGIN + """
 inside = threading.Event()
 
 def stay(a):
-    print("STAYING\\n", end="", flush=True)
+    print("STAYING", flush=True)
     inside.set()
     time.sleep(1000)
 
