@@ -23,6 +23,17 @@ def test_every_collective_over_workers_gives_the_answers_of_stock_jax(run_local,
         np.testing.assert_allclose(got[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("workers, devices", [(1, 8), (2, 4), (4, 2)])
+def test_collectives_that_do_not_depend_on_one_another_keep_one_order(run_local, run_stock, workers, devices):
+    source = f"import sys; sys.argv[1:] = [{os.environ.get('PATHWAYS_TEST_ROUNDS', '5')!r}]\n" + (PROGRAMS / "independent.py").read_text()
+    got = run_local(workers, devices, source).value
+    assert got == run_stock(8, source).value
+    # The sum of the first device's part and that of its neighbour along "a", with the weights of the program.
+    x, n = np.arange(8 * 16384) % 977, 16384
+    weights = 1 + np.arange(n) % 31
+    assert got[0][0][0] == ((x[:n] + x[4 * n : 5 * n]) * weights).sum()
+
+
 # What a user does with arrays over all devices, and the answers that stock JAX gives on eight.
 EVERYDAY = """
 import jax, jax.numpy as jnp, numpy as np

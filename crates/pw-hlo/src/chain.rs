@@ -1,4 +1,4 @@
-//! The order of the collectives of a computation, and the control edges that keep it.
+//! The order of the collectives of a computation.
 
 use std::collections::BTreeMap;
 
@@ -43,8 +43,8 @@ impl Communicating {
         }
     }
 
-    /// The order of a computation's instructions in the rewritten message, as indices, and the edges to add:
-    /// from an instruction to the one that must be done before, both by id.
+    /// The order of a computation's instructions in the rewritten message, as indices, and for each that is chained
+    /// to another the one that must be done before it, both by id.
     pub(crate) fn chain(&self, module: &Module<'_>, at: usize) -> Result<(Vec<usize>, BTreeMap<i64, i64>)> {
         let computation = &module.computations[at];
         let mut order: Vec<usize> = (0..computation.instructions.len()).collect();

@@ -171,9 +171,9 @@ const DROPPED: [u32; 19] = [
 
 const TYPED_FFI: i64 = 4;
 
-/// The call in place of an instruction, with these control predecessors. `attributes` is the text of an MLIR
-/// dictionary.
-pub(crate) fn call(at: &Instruction<'_>, target: &str, attributes: &str, side_effect: bool, control: &[i64]) -> Result<Vec<u8>> {
+/// The call in place of an instruction, with one more operand where something must be `before` it. `attributes` is the
+/// text of an MLIR dictionary.
+pub(crate) fn call(at: &Instruction<'_>, target: &str, attributes: &str, side_effect: bool, before: Option<i64>) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(at.raw.len() + attributes.len() + 64);
     for f in fields(at.raw) {
         let f = f?;
@@ -181,15 +181,21 @@ pub(crate) fn call(at: &Instruction<'_>, target: &str, attributes: &str, side_ef
             out.extend_from_slice(f.raw);
         }
     }
-    put_bytes(&mut out, field::OPCODE, b"custom-call");
-    put_bytes(&mut out, field::TARGET, target.as_bytes());
-    control.iter().for_each(|&id| put_int(&mut out, field::CONTROL, id));
-    put_bytes(&mut out, field::BACKEND_CONFIG, attributes.as_bytes());
-    if side_effect {
-        put_int(&mut out, field::SIDE_EFFECT, 1);
-    }
-    put_int(&mut out, field::API_VERSION, TYPED_FFI);
+    before.iter().for_each(|&id| put_int(&mut out, field::OPERANDS, id));
+    at.control.iter().for_each(|&id| put_int(&mut out, field::CONTROL, id));
+    put_call(&mut out, target, attributes, side_effect);
     Ok(out)
+}
+
+/// What makes a message a typed-FFI call.
+pub(crate) fn put_call(out: &mut Vec<u8>, target: &str, attributes: &str, side_effect: bool) {
+    put_bytes(out, field::OPCODE, b"custom-call");
+    put_bytes(out, field::TARGET, target.as_bytes());
+    put_bytes(out, field::BACKEND_CONFIG, attributes.as_bytes());
+    if side_effect {
+        put_int(out, field::SIDE_EFFECT, 1);
+    }
+    put_int(out, field::API_VERSION, TYPED_FFI);
 }
 
 #[cfg(test)]

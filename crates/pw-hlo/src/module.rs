@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::error::{HloError, Result};
-use crate::wire::{Field, fields};
+use crate::wire::{Field, fields, put_bytes, put_int};
 
 /// Field numbers of `HloModuleProto`.
 pub(crate) const MODULE_COMPUTATIONS: u32 = 3;
-const MODULE_SCHEDULE: u32 = 7;
+pub(crate) const MODULE_SCHEDULE: u32 = 7;
 pub(crate) const MODULE_DEVICE_ASSIGNMENT: u32 = 15;
 
 /// Field numbers of `HloComputationProto`.
@@ -21,6 +21,7 @@ pub(crate) mod field {
     pub(crate) const OPCODE: u32 = 2;
     pub(crate) const SHAPE: u32 = 3;
     pub(crate) const PARAMETER: u32 = 9;
+    pub(crate) const TUPLE_INDEX: u32 = 13;
     pub(crate) const DIMENSIONS: u32 = 14;
     pub(crate) const CHANNEL: u32 = 26;
     pub(crate) const TARGET: u32 = 28;
@@ -191,4 +192,18 @@ fn read_schedule(raw: &[u8], schedule: &mut BTreeMap<i64, Vec<i64>>) -> Result<(
         schedule.insert(computation, sequence);
     }
     Ok(())
+}
+
+/// A schedule as a `HloScheduleProto`.
+pub(crate) fn write_schedule(schedule: &BTreeMap<i64, Vec<i64>>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (&computation, ids) in schedule {
+        let mut sequence = Vec::new();
+        ids.iter().for_each(|&id| put_int(&mut sequence, 1, id));
+        let mut entry = Vec::new();
+        put_int(&mut entry, 1, computation);
+        put_bytes(&mut entry, 2, &sequence);
+        put_bytes(&mut out, 1, &entry);
+    }
+    out
 }

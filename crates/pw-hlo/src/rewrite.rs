@@ -5,11 +5,15 @@ use std::collections::BTreeMap;
 use crate::COLLECTIVE;
 use crate::chain::Communicating;
 use crate::collective::Collective;
+use crate::delay::{Fresh, delay};
 use crate::error::{HloError, Result};
 use crate::groups::Devices;
 use crate::lower::{Class, call, classify, describe};
-use crate::module::{COMPUTATION_INSTRUCTIONS, Instruction, MODULE_COMPUTATIONS, MODULE_DEVICE_ASSIGNMENT, Module, field};
-use crate::wire::{fields, put_bytes, put_int};
+use crate::module::{
+    COMPUTATION_INSTRUCTIONS, Computation, Instruction, MODULE_COMPUTATIONS, MODULE_DEVICE_ASSIGNMENT, MODULE_SCHEDULE, Module,
+    write_schedule,
+};
+use crate::wire::{fields, put_bytes};
 
 /// A program for one device at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,22 +37,28 @@ pub fn rewrite(module: &[u8], replicas: u32, partitions: u32) -> Result<Rewritte
         communicating: Communicating::find(&read)?,
         module: &read,
         devices: Devices { replicas, partitions },
+        fresh: Fresh::of(&read),
+        added: BTreeMap::new(),
         collectives: Vec::new(),
         asks_who: false,
     };
+    let rewritten = (0..read.computations.len()).map(|at| work.computation(at)).collect::<Result<Vec<_>>>()?;
+    let mut rewritten = rewritten.iter();
     let mut out = Vec::with_capacity(module.len() + module.len() / 4);
-    let mut computations = 0..read.computations.len();
     for f in fields(module) {
         let f = f?;
-        match (f.number, computations.start < computations.end) {
-            (MODULE_COMPUTATIONS, true) => {
-                let at = computations.next().unwrap_or(0);
-                put_bytes(&mut out, MODULE_COMPUTATIONS, &work.computation(at)?);
-            }
+        match f.number {
+            MODULE_COMPUTATIONS => rewritten.next().iter().for_each(|computation| put_bytes(&mut out, MODULE_COMPUTATIONS, computation)),
+            MODULE_SCHEDULE if !work.added.is_empty() => {}
             // It names the devices of the gang; the program is for any device.
-            (MODULE_DEVICE_ASSIGNMENT, _) => {}
+            MODULE_DEVICE_ASSIGNMENT => {}
             _ => out.extend_from_slice(f.raw),
         }
+    }
+    if !work.added.is_empty() && !read.schedule.is_empty() {
+        let with_added = |id: &i64| work.added.get(id).into_iter().flatten().copied().chain([*id]).collect::<Vec<i64>>();
+        let schedule = read.schedule.iter().map(|(&computation, ids)| (computation, ids.iter().flat_map(with_added).collect()));
+        put_bytes(&mut out, MODULE_SCHEDULE, &write_schedule(&schedule.collect()));
     }
     Ok(Rewritten { module: out, collectives: work.collectives, asks_who: work.asks_who })
 }
@@ -57,14 +67,18 @@ struct Rewriter<'m, 'a> {
     module: &'m Module<'a>,
     communicating: Communicating,
     devices: Devices,
+    fresh: Fresh,
+    /// New instructions, by the one that they stand before.
+    added: BTreeMap<i64, Vec<i64>>,
     collectives: Vec<Collective>,
     asks_who: bool,
 }
 
 impl Rewriter<'_, '_> {
     fn computation(&mut self, at: usize) -> Result<Vec<u8>> {
-        let (order, edges) = self.communicating.chain(self.module, at)?;
-        let computation = &self.module.computations[at];
+        let (order, before) = self.communicating.chain(self.module, at)?;
+        let module = self.module;
+        let computation = &module.computations[at];
         let mut out = Vec::with_capacity(computation.raw.len() + 64);
         let mut order = order.into_iter();
         for f in fields(computation.raw) {
@@ -72,33 +86,36 @@ impl Rewriter<'_, '_> {
             if f.number != COMPUTATION_INSTRUCTIONS {
                 out.extend_from_slice(f.raw);
             } else if let Some(next) = order.next() {
-                put_bytes(&mut out, COMPUTATION_INSTRUCTIONS, &self.instruction(at, &computation.instructions[next], &edges)?);
+                let at = &computation.instructions[next];
+                self.instruction(computation, at, before.get(&at.id).copied(), &mut out)?;
             }
         }
         Ok(out)
     }
 
-    fn instruction(&mut self, computation: usize, at: &Instruction<'_>, edges: &BTreeMap<i64, i64>) -> Result<Vec<u8>> {
-        let edge = edges.get(&at.id).filter(|before| !at.control.contains(before));
-        let mut control = at.control.clone();
-        control.extend(edge);
-        match classify(at.opcode) {
-            Class::Collective => {
-                let collective = describe(self.module, &self.module.computations[computation], at, self.devices)?;
+    /// Appends an instruction, and what it needs to come after the one `before`, to the message of its computation.
+    fn instruction(&mut self, computation: &Computation<'_>, at: &Instruction<'_>, before: Option<i64>, out: &mut Vec<u8>) -> Result<()> {
+        let message = match (classify(at.opcode), before) {
+            (Class::Collective, _) => {
+                let collective = describe(self.module, computation, at, self.devices)?;
                 let attributes = format!("{{cfg = \"{}\", key = {} : i64}}", collective.to_text(), self.collectives.len());
                 self.collectives.push(collective);
-                call(at, COLLECTIVE, &attributes, true, &control)
+                call(at, COLLECTIVE, &attributes, true, before)?
             }
-            Class::Who(target) => {
+            (Class::Who(target), _) => {
                 self.asks_who = true;
-                call(at, target, "{}", false, &control)
+                call(at, target, "{}", false, None)?
             }
-            Class::Unknown => Err(at.unsupported("this kind of communication is not known")),
-            Class::Local => {
-                let mut out = at.raw.to_vec();
-                edge.iter().for_each(|before| put_int(&mut out, field::CONTROL, **before));
-                Ok(out)
+            (Class::Unknown, _) => return Err(at.unsupported("this kind of communication is not known")),
+            (Class::Local, None) => at.raw.to_vec(),
+            (Class::Local, Some(before)) => {
+                let delayed = delay(self.module, computation, at, before, &mut self.fresh)?;
+                delayed.added.iter().for_each(|(_, message)| put_bytes(out, COMPUTATION_INSTRUCTIONS, message));
+                self.added.insert(at.id, delayed.added.iter().map(|(id, _)| *id).collect());
+                delayed.message
             }
-        }
+        };
+        put_bytes(out, COMPUTATION_INSTRUCTIONS, &message);
+        Ok(())
     }
 }

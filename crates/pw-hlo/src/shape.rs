@@ -88,6 +88,23 @@ impl Shape {
         Ok(shape)
     }
 
+    /// The messages of the elements of a tuple's `ShapeProto`.
+    pub(crate) fn elements_of(raw: &[u8]) -> Result<Vec<&[u8]>> {
+        fields(raw).filter(|f| f.as_ref().map_or(true, |f| f.number == TUPLE_SHAPES)).map(|f| f?.bytes()).collect()
+    }
+
+    /// Bytes of the array in memory, at most; `None` where it is no array of a known type.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        let bits = if self.is_tuple() { None } else { self.element_bits().ok() };
+        let elements = self.dims.iter().try_fold(1_u64, |product, &d| product.checked_mul(u64::try_from(d).ok()?));
+        elements?.checked_mul(bits?).map(|bits| bits.div_ceil(8))
+    }
+
+    /// Whether any array is in it.
+    pub(crate) fn has_array(&self) -> bool {
+        if self.is_tuple() { self.elements.iter().any(Shape::has_array) } else { self.bytes().is_some() }
+    }
+
     pub(crate) fn is_tuple(&self) -> bool {
         self.element == TUPLE
     }

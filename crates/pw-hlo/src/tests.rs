@@ -20,18 +20,26 @@ fn check(module: &[u8], replicas: u32, partitions: u32) -> Vec<String> {
     let rewritten = rewrite(module, replicas, partitions).unwrap();
     check_attributes(&rewritten);
     let (old, new) = (Module::read(module).unwrap(), Module::read(&rewritten.module).unwrap());
-    assert_eq!(old.schedule, new.schedule);
-    for (old, new) in old.computations.iter().zip(&new.computations) {
-        assert_eq!((old.id, old.root), (new.id, new.root));
-        assert_eq!(old.instructions.len(), new.instructions.len());
-        for i in &old.instructions {
+    assert!(old.schedule.keys().eq(new.schedule.keys()));
+    let new_schedule = &new.schedule;
+    for (old_computation, new) in old.computations.iter().zip(&new.computations) {
+        assert_eq!((old_computation.id, old_computation.root), (new.id, new.root));
+        if let Some(schedule) = new_schedule.get(&new.id) {
+            let kept: Vec<i64> = schedule.iter().copied().filter(|id| old_computation.index.contains_key(id)).collect();
+            assert_eq!(Some(&kept), old.schedule.get(&old_computation.id));
+            assert_eq!(schedule.len(), new.instructions.len());
+        }
+        for i in &old_computation.instructions {
             let j = new.get(i.id).unwrap();
-            assert_eq!((i.name, &i.operands), (j.name, &j.operands));
+            assert_eq!(i.name, j.name);
+            if !matches!(i.opcode, "while" | "conditional" | "call") {
+                assert!(j.operands.starts_with(&i.operands) && j.operands.len() <= i.operands.len() + 1, "{}", i.name);
+            }
             let kept = [field::NAME, field::SHAPE, field::ID, 7, 8, 40, 68, 82];
             let of = |raw| fields(raw).map(|f| f.unwrap()).filter(|f| kept.contains(&f.number)).map(|f| f.raw).collect::<Vec<_>>();
             assert_eq!(of(i.raw), of(j.raw));
-            if i.opcode == j.opcode {
-                assert!(j.raw.starts_with(i.raw), "{} is changed", i.name);
+            if i.opcode == j.opcode && i.operands == j.operands {
+                assert_eq!(j.raw, i.raw, "{} is changed", i.name);
             }
         }
     }
@@ -69,26 +77,47 @@ fn check_attributes(rewritten: &Rewritten) {
     assert!(keys.iter().copied().eq(0..rewritten.collectives.len()));
 }
 
-/// In the schedule, or else in the message, each call comes after the one that its control edge names, and the
-/// message has every operand and predecessor first.
+/// In the schedule, or else in the message, each call takes what the one before yields, itself or through what it
+/// takes, and both have every operand and predecessor first.
 fn check_chains(module: &Module<'_>) {
     let calls = |i: &crate::module::Instruction<'_>| i.field(field::TARGET).unwrap().is_some_and(|f| f.text() == Ok(crate::COLLECTIVE));
     let mut holds: BTreeMap<i64, bool> = BTreeMap::new();
+    let mut ids: Vec<i64> = module.computations.iter().flat_map(|c| &c.instructions).map(|i| i.id).collect();
+    let mut names: Vec<&str> = module.computations.iter().flat_map(|c| &c.instructions).map(|i| i.name).collect();
+    let (all, _) = (ids.len(), (ids.sort_unstable(), names.sort_unstable()));
+    ids.dedup();
+    names.dedup();
+    assert_eq!((ids.len(), names.len()), (all, all), "ids and names are unique");
     for c in &module.computations {
         let marked = |i: &crate::module::Instruction<'_>| calls(i) || i.called.iter().any(|id| holds.get(id) == Some(&true));
-        for (at, i) in c.instructions.iter().enumerate() {
-            assert!(i.operands.iter().chain(&i.control).all(|id| c.index[id] < at), "{}", i.name);
-        }
         let message: Vec<i64> = c.instructions.iter().map(|i| i.id).collect();
         let order = module.schedule.get(&c.id).unwrap_or(&message);
+        for order in [&message, order] {
+            let place: BTreeMap<i64, usize> = order.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+            for i in &c.instructions {
+                assert!(i.operands.iter().chain(&i.control).all(|id| place[id] < place[&i.id]), "{}", i.name);
+            }
+        }
         let chained: Vec<i64> = order.iter().copied().filter(|&id| marked(c.get(id).unwrap())).collect();
         for pair in chained.windows(2) {
-            let control = &c.get(pair[1]).unwrap().control;
-            assert_eq!(control.iter().filter(|&&id| id == pair[0]).count(), 1);
+            let next = c.get(pair[1]).unwrap();
+            if calls(next) {
+                assert_eq!(next.operands.last(), Some(&pair[0]), "{}", next.name);
+            } else {
+                assert!(waits(c, next, pair[0]), "{}", next.name);
+            }
         }
         let any = !chained.is_empty();
         holds.insert(c.id, any);
     }
+}
+
+/// Whether one of the arrays that an instruction takes is a copy made after the one `before`.
+fn waits(computation: &crate::module::Computation<'_>, at: &crate::module::Instruction<'_>, before: i64) -> bool {
+    let copies = |i: &crate::module::Instruction<'_>| i.field(field::TARGET).unwrap().is_some_and(|f| f.text() == Ok(crate::AFTER));
+    let taken = at.operands.iter().map(|&id| computation.get(id).unwrap());
+    let arrays = taken.flat_map(|i| if i.opcode == "tuple" { i.operands.clone() } else { vec![i.id] });
+    arrays.map(|id| computation.get(id).unwrap()).any(|i| copies(i) && i.operands.last() == Some(&before))
 }
 
 const ALL8: &str = "0,1,2,3,4,5,6,7";
@@ -259,6 +288,8 @@ impl Hand {
 
 /// f32[8] with its layout.
 const F32X8: &[u8] = &[0x10, 11, 0x1a, 1, 8, 0x2a, 3, 0x0a, 1, 0];
+const S32: &[u8] = &[0x10, 4];
+const PRED: &[u8] = &[0x10, 1];
 
 fn computation(id: i64, root: i64, instructions: Vec<Hand>) -> Vec<u8> {
     let mut message = Vec::new();
@@ -313,8 +344,8 @@ fn unknown_fields_and_existing_edges_are_kept() {
     let entry = &read.computations[1];
     let numbers = |id| fields(entry.get(id).unwrap().raw).map(|f| f.unwrap().number).collect::<Vec<_>>();
     assert_eq!(numbers(21), [1, 3, 35, 36, 5000, 7, 2, 28, 43, 65, 77]);
-    assert_eq!(entry.get(22).unwrap().control, [21]);
-    assert_eq!(entry.get(23).unwrap().control, [21, 22]);
+    assert_eq!((&entry.get(22).unwrap().operands, &entry.get(22).unwrap().control), (&vec![20, 21], &vec![21]));
+    assert_eq!((&entry.get(23).unwrap().operands, &entry.get(23).unwrap().control), (&vec![20, 22], &vec![21]));
 }
 
 #[test]
@@ -327,15 +358,70 @@ fn what_contains_collectives_is_in_the_chain() {
         vec![
             parameter(40),
             all_reduce(41, 40),
-            Hand::new(42, "while", &[40], F32X8).int(field::CALLED, 3).int(field::CALLED, 1),
+            Hand::new(42, "while", &[40], F32X8).int(field::CALLED, 3).int(field::CALLED, 5),
             Hand::new(43, "call", &[40], F32X8).int(field::CALLED, 1),
             all_reduce(44, 40),
         ],
     );
-    let rewritten = rewrite(&module(&[body, caller, entry]), 2, 1).unwrap();
+    let condition = computation(5, 51, vec![parameter(50), Hand::new(51, "is-it", &[50], PRED)]);
+    let module = module(&[body, caller, condition, entry]);
+    check(&module, 2, 1);
+    let rewritten = rewrite(&module, 2, 1).unwrap();
     let read = Module::read(&rewritten.module).unwrap();
-    let control = |id| read.computations[3].get(id).unwrap().control.clone();
-    assert_eq!([control(41), control(42), control(43), control(44)], [vec![], vec![41], vec![], vec![42]]);
+    let operands = |id| read.computations[4].get(id).unwrap().operands.clone();
+    // The loop takes a copy of its state, made after 41; 45 is the first free id.
+    assert_eq!([operands(41), operands(42), operands(43), operands(44)], [vec![40], vec![45], vec![40], vec![40, 42]]);
+    assert_eq!(operands(45), [40, 41]);
+}
+
+/// Loops with a tuple as state, conditionals and calls, each after a collective; scheduled.
+#[test]
+fn what_runs_collectives_waits_for_the_one_before() {
+    let state = [&[0x10, 13, 0x22, F32X8.len() as u8], F32X8, &[0x22, S32.len() as u8], S32].concat();
+    let part = |id, of, index, shape| Hand::new(id, "get-tuple-element", &[of], shape).int(field::TUPLE_INDEX, index);
+    let body = vec![
+        Hand::new(20, "parameter", &[], &state),
+        part(21, 20, 0, F32X8),
+        part(22, 20, 1, S32),
+        all_reduce(23, 21),
+        Hand::new(24, "tuple", &[23, 22], &state),
+    ];
+    let condition = vec![Hand::new(30, "parameter", &[], &state), part(31, 30, 1, S32), Hand::new(32, "is-it", &[31], PRED)];
+    let branch = vec![parameter(40), all_reduce(41, 40)];
+    let entry = vec![
+        parameter(50),
+        Hand::new(51, "parameter", &[], S32).int(field::PARAMETER, 1),
+        all_reduce(52, 50),
+        Hand::new(53, "tuple", &[50, 51], &state),
+        Hand::new(54, "while", &[53], &state).int(field::CALLED, 2).int(field::CALLED, 3),
+        Hand::new(55, "conditional", &[51, 50, 50], F32X8).int(field::CALLED, 4).int(field::CALLED, 4),
+        Hand::new(56, "call", &[50], F32X8).int(field::CALLED, 4),
+        all_reduce(57, 50),
+    ];
+    let made = [computation(2, 24, body), computation(3, 32, condition), computation(4, 41, branch), computation(9, 57, entry)];
+    let mut scheduled = module(&made);
+    let sequences = BTreeMap::from([(9, (50..58).collect()), (2, (20..25).collect())]);
+    put_bytes(&mut scheduled, 7, &crate::module::write_schedule(&sequences));
+    assert_eq!(check(&scheduled, 2, 1).len(), 4);
+
+    let rewritten = rewrite(&scheduled, 2, 1).unwrap();
+    let read = Module::read(&rewritten.module).unwrap();
+    let entry = &read.computations[4];
+    let operands = |id| entry.get(id).unwrap().operands.clone();
+    // The parts of the state, the copy of the smaller one that the condition reads, and the new state.
+    assert_eq!(
+        [operands(58), operands(59), operands(60), operands(61), operands(54)],
+        [vec![53], vec![53], vec![59, 52], vec![58, 60], vec![61]]
+    );
+    // What says which branch runs; the operand of the call; and the last one takes the call's result.
+    assert_eq!([operands(62), operands(55), operands(63), operands(56)], [vec![51, 54], vec![62, 50, 50], vec![50, 55], vec![63]]);
+    assert_eq!(operands(57), [50, 56]);
+    assert_eq!(read.schedule[&9], [50, 51, 52, 53, 58, 59, 60, 61, 54, 62, 55, 63, 56, 57]);
+    assert_eq!(read.schedule[&2], [20, 21, 22, 23, 24]);
+
+    let deaf = computation(3, 31, vec![Hand::new(30, "parameter", &[], &state), Hand::new(31, "constant", &[], PRED)]);
+    let why = rewrite(&module(&[made[0].clone(), deaf, made[2].clone(), made[3].clone()]), 2, 1).unwrap_err().to_string();
+    assert_eq!(why, "while \"while.54\" is not supported: it runs collectives, and its condition reads nothing");
 }
 
 #[test]
@@ -411,7 +497,7 @@ fn a_chain_needs_an_order() {
     let rewritten = rewrite(&module, 2, 1).unwrap();
     let read = Module::read(&rewritten.module).unwrap();
     assert_eq!(read.computations[1].instructions.iter().map(|i| i.id).collect::<Vec<_>>(), [20, 22, 21]);
-    assert_eq!(read.computations[1].get(21).unwrap().control, [22]);
+    assert_eq!(read.computations[1].get(21).unwrap().operands, [20, 22]);
     for wrong in [&[20, 21][..], &[20, 21, 21], &[20, 21, 23], &[22, 20, 21]] {
         assert!(matches!(rewrite(&scheduled(wrong), 2, 1), Err(HloError::Malformed(_))), "{wrong:?}");
     }

@@ -19,7 +19,7 @@ use crate::team::Team;
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
 
-const HEADER: &str = "pathways per-device program 2";
+const HEADER: &str = "pathways per-device program 3";
 
 /// What the compile process leaves in the cache.
 #[derive(Clone, PartialEq, Debug)]
@@ -92,6 +92,7 @@ pub(crate) fn register(plugin: Plugin) -> Result<(), PjrtError> {
         plugin.register_ffi::<Meet>(pw_hlo::COLLECTIVE, HOST)?;
         plugin.register_ffi::<WhoAmI>(pw_hlo::PARTITION_ID, HOST)?;
         plugin.register_ffi::<Zero>(pw_hlo::REPLICA_ID, HOST)?;
+        plugin.register_ffi::<After>(pw_hlo::AFTER, HOST)?;
         let _ = SEAT.set(seat);
     }
     Ok(())
@@ -196,7 +197,10 @@ impl Handler for Meet {
         let Meetings { rendezvous, collectives, team } = &*seat.meetings;
         let collective = collectives.get(key).ok_or_else(|| PjrtError::internal(format!("the program has no collective {key}")))?;
         let run = seat.run.load(Ordering::Acquire);
-        rendezvous.meet(run, seat.local, key, &mut frame.lane()?, |lanes| match team {
+        let mut lane = frame.lane()?;
+        // Those behind say what had to be done before.
+        lane.args.truncate(collective.arrays.len());
+        rendezvous.meet(run, seat.local, key, &mut lane, |lanes| match team {
             Some(team) => work_together(team, (run, key), collective, seat.member, lanes),
             None => work(collective, seat.member, lanes),
         })
@@ -302,6 +306,24 @@ impl Handler for WhoAmI {
     fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
         let member = seat(frame)?.member;
         write_u32(frame, member)
+    }
+}
+
+/// The first argument, once the others are there.
+#[derive(Default)]
+struct After;
+
+impl Handler for After {
+    fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
+        let mut lane = frame.lane()?;
+        let (Some(from), [to]) = (lane.args.first(), lane.results.as_mut_slice()) else {
+            return Err(PjrtError::internal("a call that passes an array on has not one argument and one result"));
+        };
+        if from.len() != to.len() {
+            return Err(PjrtError::internal(format!("{} bytes are to be passed on as {}", from.len(), to.len())));
+        }
+        to.copy_from_slice(from);
+        Ok(())
     }
 }
 

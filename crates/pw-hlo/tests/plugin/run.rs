@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-use pw_hlo::{COLLECTIVE, Collective, PARTITION_ID, REPLICA_ID, Rewritten, parts, perform, rewrite};
+use pw_hlo::{AFTER, COLLECTIVE, Collective, PARTITION_ID, REPLICA_ID, Rewritten, parts, perform, rewrite};
 use pw_pjrt::{
     Buffer, BufferType, CallFrame, Client, ExecuteContext, ExecuteOptions, FfiError, FfiType, Handler, LoadedExecutable, Plugin,
 };
@@ -99,7 +99,9 @@ struct Meet;
 impl Handler for Meet {
     fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
         let key = frame.attribute_i64("key")? as usize;
-        let operands = (0..frame.num_args()).map(|at| Ok(frame.arg(at)?.bytes.to_vec())).collect::<Result<_, FfiError>>()?;
+        // Those behind say what had to be done before.
+        let operands = with_seat(frame, |seat| seat.gang.collectives[key].arrays.len());
+        let operands = (0..operands).map(|at| Ok(frame.arg(at)?.bytes.to_vec())).collect::<Result<_, FfiError>>()?;
         let results = with_seat(frame, |seat| {
             assert!(!seat.busy.swap(true, Ordering::SeqCst), "two collectives at once on a device");
             let results = seat.gang.meet(key, seat.member, operands);
@@ -109,6 +111,17 @@ impl Handler for Meet {
         for (at, result) in results.iter().enumerate() {
             frame.result_bytes(at)?.copy_from_slice(result);
         }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct After;
+
+impl Handler for After {
+    fn call(&self, frame: &mut CallFrame<'_>) -> Result<(), FfiError> {
+        let bytes = frame.arg(0)?.bytes.to_vec();
+        frame.result_bytes(0)?.copy_from_slice(&bytes);
         Ok(())
     }
 }
@@ -138,6 +151,7 @@ impl Handler for ReplicaId {
 fn register(plugin: Plugin) {
     SEAT.get_or_init(|| {
         plugin.register_ffi::<Meet>(COLLECTIVE, "Host").unwrap();
+        plugin.register_ffi::<After>(AFTER, "Host").unwrap();
         plugin.register_ffi::<PartitionId>(PARTITION_ID, "Host").unwrap();
         plugin.register_ffi::<ReplicaId>(REPLICA_ID, "Host").unwrap();
         plugin.register_ffi_type("pw.test_seat").unwrap()
