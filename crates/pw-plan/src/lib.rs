@@ -1,6 +1,8 @@
-//! Pure planning: which part of an array each shard holds.
+//! Pure planning: which part of an array each shard holds, and who sends what to whom in an all-reduce.
 //!
-//! Owns: shard maps of shardings. Must never: know a worker, a buffer or a byte.
+//! Owns: shard maps of shardings, schedules of collectives between processes. Must never: know a worker, a buffer or a byte.
+
+pub mod all_reduce;
 
 use pw_types::{ArraySpec, Dims, Partition, Region};
 
