@@ -1,8 +1,6 @@
-//! Pure planning: which part of an array each shard holds, and who sends what to whom in an all-reduce.
+//! Pure planning: which part of an array each shard holds.
 //!
-//! Owns: shard maps of shardings, schedules of collectives between processes. Must never: know a worker, a buffer or a byte.
-
-pub mod all_reduce;
+//! Owns: shard maps of shardings. Must never: know a worker, a buffer or a byte.
 
 use pw_types::{ArraySpec, Dims, Partition, Region};
 
