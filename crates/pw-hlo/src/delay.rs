@@ -60,9 +60,6 @@ pub(crate) fn delay(
     before: i64,
     fresh: &mut Fresh,
 ) -> Result<Delayed> {
-    if !Shape::read(shape(computation.get(before)?)?)?.has_array() {
-        return Err(at.unsupported("it runs collectives, and what must be done before it has no result to wait for"));
-    }
     let mut making = Making { computation, added: Vec::new(), fresh };
     let mut operands = at.operands.clone();
     match at.opcode {
@@ -74,11 +71,11 @@ pub(crate) fn delay(
         // Its first operand says which branch runs.
         "conditional" => {
             let &chosen = operands.first().ok_or_else(|| at.unsupported("it has no operand"))?;
-            operands[0] = making.after(shape(computation.get(chosen)?)?, chosen, before);
+            operands[0] = making.after(computation.get(chosen)?.shape()?, chosen, before);
         }
         _ => {
             let place = read_by_call(module, computation, at)?;
-            operands[place] = making.after(shape(computation.get(operands[place])?)?, operands[place], before);
+            operands[place] = making.after(computation.get(operands[place])?.shape()?, operands[place], before);
         }
     }
     let mut message = Vec::with_capacity(at.raw.len() + 8);
@@ -118,7 +115,7 @@ impl Making<'_, '_> {
 
     /// The state of a loop, of which one array that its condition reads is such a copy: the smallest.
     fn state_after(&mut self, at: &Instruction<'_>, state: i64, read: &BTreeSet<usize>, before: i64) -> Result<i64> {
-        let whole = shape(self.computation.get(state)?)?;
+        let whole = self.computation.get(state)?.shape()?;
         if !Shape::read(whole)?.is_tuple() {
             return Ok(self.after(whole, state, before));
         }
@@ -141,11 +138,6 @@ impl Making<'_, '_> {
     }
 }
 
-fn shape<'a>(instruction: &Instruction<'a>) -> Result<&'a [u8]> {
-    let shape = instruction.field(field::SHAPE)?;
-    shape.ok_or_else(|| HloError::malformed(format!("{:?} has no shape", instruction.name)))?.bytes()
-}
-
 fn number(instruction: &Instruction<'_>, of: u32) -> Result<usize> {
     let number = instruction.field(of)?.map_or(Ok(0), |f| f.int())?;
     usize::try_from(number).map_err(|_| HloError::malformed(format!("{:?} has the number {number}", instruction.name)))
@@ -154,11 +146,11 @@ fn number(instruction: &Instruction<'_>, of: u32) -> Result<usize> {
 /// Elements of a loop's state that its condition takes out. Of its two computations that is the one that yields no
 /// tuple, or a tuple of another shape than the state's.
 fn read_by_condition(module: &Module<'_>, at: &Instruction<'_>) -> Result<BTreeSet<usize>> {
-    let state = shape(at)?;
+    let state = at.shape()?;
     let mut read = BTreeSet::new();
     for &called in &at.called {
         let called = &module.computations[module.at(called)?];
-        if Shape::read(shape(called.get(called.root)?)?)? == Shape::read(state)? {
+        if Shape::read(called.get(called.root)?.shape()?)? == Shape::read(state)? {
             continue;
         }
         let used: BTreeSet<i64> = called.instructions.iter().flat_map(|i| i.operands.iter().copied()).chain([called.root]).collect();
@@ -182,7 +174,7 @@ fn read_by_call(module: &Module<'_>, computation: &Computation<'_>, at: &Instruc
         for parameter in called.instructions.iter().filter(|i| i.opcode == "parameter" && used.contains(&i.id)) {
             let place = number(parameter, field::PARAMETER)?;
             let operand = at.operands.get(place).ok_or_else(|| at.unsupported(format!("it has no operand {place}")))?;
-            let bytes = Shape::read(shape(computation.get(*operand)?)?)?.bytes();
+            let bytes = Shape::read(computation.get(*operand)?.shape()?)?.bytes();
             smallest = smallest.into_iter().chain(bytes.map(|bytes| (bytes, place))).min();
         }
     }

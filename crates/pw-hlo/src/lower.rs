@@ -1,7 +1,7 @@
 //! One collective instruction: what it does, and the call that takes its place.
 
 use crate::collective::{Array, Collective, Op, Reduce};
-use crate::error::{HloError, Result};
+use crate::error::Result;
 use crate::groups::{Devices, Ids, groups_of, pairs_of};
 use crate::module::{Computation, Instruction, Module, field};
 use crate::shape::{Along, Shape, view};
@@ -106,8 +106,7 @@ fn dimension(at: &Instruction<'_>) -> Result<Option<usize>> {
 }
 
 fn shape_of(instruction: &Instruction<'_>) -> Result<Shape> {
-    let shape = instruction.field(field::SHAPE)?.ok_or_else(|| HloError::malformed(format!("{:?} has no shape", instruction.name)))?;
-    Shape::read(shape.bytes()?)
+    Shape::read(instruction.shape()?)
 }
 
 fn arrays(computation: &Computation<'_>, at: &Instruction<'_>, along: Along, ranks: u64) -> Result<Vec<Array>> {

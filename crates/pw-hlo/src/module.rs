@@ -85,6 +85,12 @@ impl<'a> Instruction<'a> {
         fields(self.raw).find(|f| f.as_ref().map_or(true, |f| f.number == number)).transpose()
     }
 
+    /// The message of its shape.
+    pub(crate) fn shape(&self) -> Result<&'a [u8]> {
+        let shape = self.field(field::SHAPE)?;
+        shape.ok_or_else(|| HloError::malformed(format!("{:?} has no shape", self.name)))?.bytes()
+    }
+
     /// A refusal of this instruction.
     pub(crate) fn unsupported(&self, why: impl Into<String>) -> HloError {
         HloError::Unsupported { name: self.name.to_owned(), op: self.opcode.to_owned(), why: why.into() }

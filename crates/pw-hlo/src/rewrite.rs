@@ -13,6 +13,7 @@ use crate::module::{
     COMPUTATION_INSTRUCTIONS, Computation, Instruction, MODULE_COMPUTATIONS, MODULE_DEVICE_ASSIGNMENT, MODULE_SCHEDULE, Module,
     write_schedule,
 };
+use crate::shape::Shape;
 use crate::wire::{fields, put_bytes};
 
 /// A program for one device at a time.
@@ -95,6 +96,11 @@ impl Rewriter<'_, '_> {
 
     /// Appends an instruction, and what it needs to come after the one `before`, to the message of its computation.
     fn instruction(&mut self, computation: &Computation<'_>, at: &Instruction<'_>, before: Option<i64>, out: &mut Vec<u8>) -> Result<()> {
+        if let Some(before) = before.map(|id| computation.get(id)).transpose()?
+            && !Shape::read(before.shape()?)?.has_array()
+        {
+            return Err(at.unsupported(format!("{:?}, which must be done before it, has no result to wait for", before.name)));
+        }
         let message = match (classify(at.opcode), before) {
             (Class::Collective, _) => {
                 let collective = describe(self.module, computation, at, self.devices)?;

@@ -93,7 +93,7 @@ impl Shape {
         fields(raw).filter(|f| f.as_ref().map_or(true, |f| f.number == TUPLE_SHAPES)).map(|f| f?.bytes()).collect()
     }
 
-    /// Bytes of the array in memory, at most; `None` where it is no array of a known type.
+    /// Bytes of the array in memory; `None` where it is no array of a known type.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let bits = if self.is_tuple() { None } else { self.element_bits().ok() };
         let elements = self.dims.iter().try_fold(1_u64, |product, &d| product.checked_mul(u64::try_from(d).ok()?));

@@ -419,6 +419,14 @@ fn what_runs_collectives_waits_for_the_one_before() {
     assert_eq!(read.schedule[&9], [50, 51, 52, 53, 58, 59, 60, 61, 54, 62, 55, 63, 56, 57]);
     assert_eq!(read.schedule[&2], [20, 21, 22, 23, 24]);
 
+    let mute = |instruction: Hand| {
+        let entry = vec![parameter(50), Hand::new(51, "call", &[50], &[0x10, 13]).int(field::CALLED, 4), instruction];
+        rewrite(&module(&[made[2].clone(), computation(9, 52, entry)]), 2, 1).unwrap_err().to_string()
+    };
+    let why = "is not supported: \"call.51\", which must be done before it, has no result to wait for";
+    assert_eq!(mute(all_reduce(52, 50)), format!("all-reduce \"all-reduce.52\" {why}"));
+    assert_eq!(mute(Hand::new(52, "call", &[50], F32X8).int(field::CALLED, 4)), format!("call \"call.52\" {why}"));
+
     let deaf = computation(3, 31, vec![Hand::new(30, "parameter", &[], &state), Hand::new(31, "constant", &[], PRED)]);
     let why = rewrite(&module(&[made[0].clone(), deaf, made[2].clone(), made[3].clone()]), 2, 1).unwrap_err().to_string();
     assert_eq!(why, "while \"while.54\" is not supported: it runs collectives, and its condition reads nothing");

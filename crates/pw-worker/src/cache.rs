@@ -17,8 +17,8 @@ use pw_proto::control::Wire;
 use pw_types::{CompileReport, Status};
 use sha2::{Digest, Sha256};
 
-/// Part of every key: another number wherever the meaning of an entry changes.
-const FORMAT: &[u8] = b"pathways compiled program 5";
+/// Part of every key: another number wherever the meaning of an entry, of any of its files, changes.
+const FORMAT: &[u8] = b"pathways compiled program 6";
 
 const DIGEST: usize = 32;
 

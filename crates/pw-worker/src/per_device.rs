@@ -19,7 +19,8 @@ use crate::team::Team;
 /// The platform that host code is registered for.
 const HOST: &str = "Host";
 
-const HEADER: &str = "pathways per-device program 3";
+/// Without a number: that of the cache counts for all files of an entry.
+const HEADER: &str = "pathways per-device program";
 
 /// What the compile process leaves in the cache.
 #[derive(Clone, PartialEq, Debug)]

@@ -84,7 +84,11 @@ fn load_gang(
     gang: &GangPart,
 ) -> Result<Arc<Program>, Status> {
     let report = cache.report(key).ok_or_else(|| cache.missing(key))?;
-    let program = cache.member(key).and_then(|bytes| MemberProgram::decode(&bytes)).ok_or_else(|| cache.missing(key))?;
+    let program = cache.member(key).and_then(|bytes| MemberProgram::decode(&bytes)).ok_or_else(|| {
+        // An entry without it serves nobody, and would be found again and again.
+        cache.forget(key);
+        cache.missing(key)
+    })?;
     let executable = deserialize(&program.executable, key, cache, client, &report)?;
     let (members, devices): (Vec<u32>, Vec<u32>) = gang.here.iter().map(|m| (m.member, m.device)).unzip();
     let callbacks = report.host_callbacks.then_some(callbacks);
